@@ -1,9 +1,9 @@
 //! Images per second from JPEG files to batches of 64: decode, RandomResizedCrop to 224, flip,
 //! normalise. `images.py` in this folder makes the files and measures PyTorch on the same task.
 //!
-//! The files are in the folder that `LOWTIDE_BENCH_IMAGES` names. Without it, 64 small files are
-//! made here. `decode` only decodes and takes the centre; the others differ in their workers.
-//! After the groups the maximum memory of the process is printed (Pss, in MiB).
+//! The files are in the folder that `LOWTIDE_BENCH_IMAGES` names. Without this variable, 64 small
+//! files are made here. `decode` only decodes and takes the centre; the other cases differ in the
+//! number of workers. After the groups the maximum memory of the process is printed (Pss, in MiB).
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{ImageFolder, ImageSource, Loader, LoaderOptions, Pipeline, Step};
@@ -88,7 +88,7 @@ fn images(c: &mut Criterion) {
     group.finish();
 }
 
-/// Proportional share of memory of this process; 0 if the system does not report it.
+/// Proportional set size (Pss) of this process in MiB; 0 if the system does not report it.
 fn pss_mib() -> f64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("Pss:"));

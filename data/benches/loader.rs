@@ -1,9 +1,9 @@
 //! Loading of an epoch: inline (the baseline) and with worker threads.
 //!
 //! `digits` copies 264 bytes per sample and shows the cost of the threads. `decode` computes every
-//! sample from its index, in some microseconds, and shows their gain. `gather` copies 256 bytes per
-//! sample, next to the same plain loop: the difference is the cost of a loader. `first_batch` waits
-//! for one batch of 64 samples of 2 ms each.
+//! sample from its index, in some microseconds, and shows the gain of the threads. `gather` copies
+//! 256 bytes per sample, in loaders and in a plain loop: the difference is the cost of a loader.
+//! `first_batch` waits for one batch of 64 samples of 2 ms each.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{
@@ -115,7 +115,7 @@ fn gather(c: &mut Criterion) {
     group.finish();
 }
 
-/// A dataset whose samples wait 2 ms, as for a disk.
+/// A dataset whose samples wait 2 ms, like a slow disk.
 struct Waits([Field; 1]);
 
 impl Dataset for Waits {

@@ -1,10 +1,11 @@
 //! Tokens from files to batches, and text to tokens.
 //!
 //! `token_rows` is an epoch of shuffled rows of 1024 tokens from a mapped file of 16-bit tokens in
-//! the page cache, next to a plain loop that copies the same rows from a vector. Both sum the
-//! tokens of each batch. `tokenize` encodes the English text of a licence: with bytes as the
-//! baseline, with GPT-2's encoding, and with a byte-level encoding of 1000 tokens from a
-//! `tokenizer.json`. `tokens.py` in this folder measures both with PyTorch and the Python packages.
+//! the page cache, next to a plain loop that copies the same rows from a vector. The loader and the
+//! loop sum the tokens of each batch. `tokenize` encodes the English text of a licence: with bytes
+//! as the baseline, with GPT-2's encoding, and with a byte-level encoding of 1000 tokens from a
+//! `tokenizer.json`. `tokens.py` in this folder measures `token_rows` and `tokenize` with PyTorch
+//! and the Python packages.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lowtide_data::{

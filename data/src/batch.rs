@@ -47,7 +47,7 @@ impl Batch {
         self.sample_indices().len()
     }
 
-    /// True if there are no samples. A loader hands out no such batch.
+    /// True if there are no samples. A loader never hands out an empty batch.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -66,7 +66,7 @@ impl Batch {
     }
 
     /// The samples that are missing because they could not be read, in the order of the epoch.
-    /// There are none unless [`OnBadSample::Skip`](crate::OnBadSample::Skip) allows it.
+    /// Empty unless [`OnBadSample::Skip`](crate::OnBadSample::Skip) is set.
     #[must_use]
     pub fn skipped(&self) -> &[SkippedSample] {
         &self.skipped
@@ -79,7 +79,7 @@ impl Batch {
         LoaderState { batch: self.index + 1, ..self.plan.end }
     }
 
-    /// The field called `name`, of shape `[B, ...]`. Its bytes are aligned to 64.
+    /// The field called `name`, of shape `[B, ...]`, with bytes aligned to 64.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<FieldView<'_>> {
         self.view().field(name)
@@ -133,8 +133,8 @@ impl<'a> BatchView<'a> {
         &self.batch.sample_indices()[self.start..self.end]
     }
 
-    /// The field called `name`. Its bytes are aligned to the size of its elements, and to 64 if the
-    /// view begins at the first sample of the batch.
+    /// The field called `name`. The bytes of the field are aligned to the size of an element, and
+    /// to 64 if the view begins at the first sample of the batch.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<FieldView<'a>> {
         self.fields().find(|field| field.name() == name)
@@ -191,7 +191,7 @@ impl<'a> FieldView<'a> {
         self.place.field.element
     }
 
-    /// Shape of one sample without the batch dimension. For a ragged field it is the shape of the
+    /// Shape of one sample without the batch dimension; for a ragged field, the shape of the
     /// longest sample that the field allows.
     #[must_use]
     pub fn sample_shape(&self) -> &'a [usize] {

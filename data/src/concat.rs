@@ -15,11 +15,11 @@ pub struct Concat {
 }
 
 impl Concat {
-    /// The concatenation of `datasets`. Without datasets it has no samples and no fields.
+    /// The concatenation of `datasets`; without datasets, no samples and no fields.
     ///
     /// # Errors
-    /// [`ConcatError`] for a dataset whose fields differ from those of the first one, for a dataset
-    /// that changes batches, and for too many samples.
+    /// [`ConcatError`] for a dataset whose fields differ from the fields of the first dataset, for
+    /// a dataset that changes batches, and for too many samples.
     pub fn new(datasets: Vec<Arc<dyn Dataset>>) -> Result<Self, ConcatError> {
         let fields = datasets.first().map_or(&[][..], |first| first.fields()).to_vec();
         let mut ends = Vec::with_capacity(datasets.len());
@@ -38,7 +38,8 @@ impl Concat {
         Ok(Self { datasets, ends, fields })
     }
 
-    /// The number of the dataset that contains sample `index`, and the sample's index in it.
+    /// The number of the dataset that contains sample `index`, and the index of the sample in this
+    /// dataset.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -80,7 +81,7 @@ impl fmt::Debug for Concat {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConcatError {
-    /// A dataset has other fields than the first one.
+    /// A dataset has other fields than the first dataset.
     #[error("dataset {dataset} has the fields {other:?}, the first one has {first:?}")]
     Fields {
         /// Index of the dataset.

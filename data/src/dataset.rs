@@ -14,10 +14,10 @@ use std::sync::Arc;
 /// `write` depends only on the index and on [`SampleSlot::epoch`], [`SampleSlot::seed`] and
 /// [`SampleSlot::draws`].
 pub trait Dataset: Send + Sync {
-    /// Number of samples. It never changes.
+    /// Number of samples, which never changes.
     fn len(&self) -> usize;
 
-    /// The fields of each sample. They never change.
+    /// The fields of each sample, which never change.
     fn fields(&self) -> &[Field];
 
     /// Writes sample `index`, which is below `len`, into its place in the batch.
@@ -26,14 +26,14 @@ pub trait Dataset: Send + Sync {
     /// earlier batch.
     ///
     /// # Errors
-    /// Any error. The loader returns it together with the index.
+    /// Any error, which the loader returns together with the index.
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError>;
 
     /// Changes a batch after all of its samples are written, for operations on several samples such
-    /// as [`Mixed`](crate::Mixed). It is called once per batch, on any thread.
+    /// as [`Mixed`](crate::Mixed). The method is called once per batch, on any thread.
     ///
-    /// The default does nothing. A dataset that wraps another one passes the call on, or refuses a
-    /// dataset that [changes batches](Self::changes_batches).
+    /// The default does nothing. A dataset that wraps another dataset passes the call on, or
+    /// refuses a dataset that [changes batches](Self::changes_batches).
     fn finish_batch(&self, _batch: &mut BatchSlot<'_>) {}
 
     /// True if [`finish_batch`](Self::finish_batch) may change a batch.
@@ -45,7 +45,7 @@ pub trait Dataset: Send + Sync {
     /// from, so that memory shared by several datasets can be counted once.
     ///
     /// Mapped files do not count, because the system can drop their pages. The default visits
-    /// nothing. A dataset that wraps another one passes the call on.
+    /// nothing. A dataset that wraps another dataset passes the call on.
     fn visit_memory(&self, _visit: &mut dyn FnMut(*const u8, usize)) {}
 
     /// True if there are no samples.
@@ -118,15 +118,15 @@ impl<'a> SampleSlot<'a> {
     /// Random numbers for this sample in this epoch.
     ///
     /// Each use, such as a step of an augmentation, takes a `purpose` of its own, so that an
-    /// additional use does not change the numbers of the others. The numbers depend on the sample's
+    /// additional use does not change the numbers of other uses. The numbers depend on the sample's
     /// index in the loader's dataset: a sample that occurs twice in an epoch gets equal numbers.
     #[must_use]
     pub fn draws(&self, purpose: u64) -> Draws {
         Draws::new(self.seed(), self.epoch(), self.index as u64, purpose)
     }
 
-    /// True if the epoch was dropped and the sample is not needed. A slow `write` may check this
-    /// from time to time and return early, with any contents.
+    /// True if the epoch was dropped and the sample is not needed. A slow `write` may call this
+    /// method from time to time and return early, with any contents.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.plan.is_cancelled()
@@ -238,7 +238,7 @@ impl<'a> SampleSlot<'a> {
     }
 }
 
-/// The samples of a batch before it is handed out, in order. Skipped samples are not among them.
+/// The samples of a batch, in order, before the batch is handed out. Skipped samples are left out.
 #[derive(Debug)]
 pub struct BatchSlot<'a> {
     plan: &'a EpochPlan,
@@ -263,7 +263,7 @@ impl<'a> BatchSlot<'a> {
         self.indices.len()
     }
 
-    /// True if there are no samples. No such batch is handed out.
+    /// True if there are no samples. An empty batch is never handed out.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()

@@ -4,13 +4,13 @@ use crate::sampler::rng::below;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// Random numbers for one use, such as an augmentation. They are a function of the loader's seed,
-/// the epoch, the sample or batch, and the purpose, so they do not depend on the number of workers
-/// or on a resume.
+/// Random numbers for one use, such as an augmentation. The numbers depend only on the loader's
+/// seed, the epoch, the sample or batch, and the purpose, not on the number of workers or on a
+/// resume.
 ///
-/// These four numbers are the key of a ChaCha8 stream. Get one by
-/// [`SampleSlot::draws`](crate::SampleSlot::draws) or
-/// [`BatchSlot::draws`](crate::BatchSlot::draws).
+/// The seed, the epoch, the index and the purpose are the key of a ChaCha8 stream, which
+/// [`SampleSlot::draws`](crate::SampleSlot::draws) and
+/// [`BatchSlot::draws`](crate::BatchSlot::draws) return.
 #[derive(Debug, Clone)]
 pub struct Draws(ChaCha8Rng);
 

@@ -5,7 +5,7 @@ use half::bf16;
 use std::fmt;
 use std::sync::Arc;
 
-/// The label of a sample, pixel or token that does not count. PyTorch's cross-entropy ignores the
+/// The label of a sample, pixel or token that the loss ignores. PyTorch's cross-entropy ignores the
 /// same label.
 pub const IGNORED_LABEL: i64 = -100;
 
@@ -22,7 +22,7 @@ pub enum ElementType {
     I64,
     /// 4-byte signed integers, for tokens in half the memory.
     I32,
-    /// 2-byte unsigned integers, for tokens of vocabularies of up to 65536 as files hold them.
+    /// 2-byte unsigned integers, for tokens as files store them, with vocabularies of up to 65536.
     U16,
     /// Bytes, for images that are converted after the upload.
     U8,
@@ -97,7 +97,8 @@ pub struct Field {
     /// Shape of one sample without the batch dimension; empty for a scalar. The first dimension of
     /// a ragged field is the maximum length of a sample.
     pub shape: Vec<usize>,
-    /// Present if samples have different lengths: the way in which they are put into a batch.
+    /// The layout of the field in a batch if samples have different lengths; `None` if all samples
+    /// have one shape.
     pub ragged: Option<Collate>,
 }
 

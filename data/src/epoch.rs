@@ -16,15 +16,15 @@ use std::sync::Arc;
 ///
 /// An error or panic of a sample, or a timeout, ends the epoch. [`state`](Self::state) then names
 /// the batch that failed, so that [`Loader::resume`](crate::Loader::resume) can try it again. Other
-/// epochs are not affected. [`DataError::StagingExhausted`] does not end the epoch: it continues
-/// once a batch is dropped.
+/// epochs are not affected. [`DataError::StagingExhausted`] does not end the epoch: the next batch
+/// follows once a batch is dropped.
 ///
-/// Dropping an epoch waits for the samples that are being read, not for whole batches, and not
-/// longer than the loader's timeout, if it has one.
+/// Dropping an epoch waits for the samples that are being read, not for whole batches. The loader's
+/// timeout, if there is one, limits this wait.
 pub struct Epoch {
     shared: Arc<Shared>,
     window: Window,
-    /// The epoch to build ahead once all batches of this one are begun.
+    /// The epoch to build ahead once all batches of the present epoch are begun.
     ahead: Option<u64>,
     /// The window of the epoch that is built ahead.
     follower: Option<Window>,
@@ -59,8 +59,8 @@ impl Epoch {
     }
 
     /// Builds the first batches of `epoch` ahead, in buffers that this epoch no longer needs. The
-    /// next call of [`Loader::epoch`](crate::Loader::epoch) with `epoch` gets them, provided that
-    /// this epoch has handed out its last batch. Without workers nothing is built ahead.
+    /// next call of [`Loader::epoch`](crate::Loader::epoch) with `epoch` gets these batches if this
+    /// epoch has handed out its last batch by then. Without workers nothing is built ahead.
     pub fn build_ahead(&mut self, epoch: u64) {
         self.ahead = self.shared.producer.pool.is_some().then_some(epoch);
     }

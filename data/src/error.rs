@@ -33,8 +33,8 @@ pub enum DataError {
     /// [`LoaderOptions::timeout`](crate::LoaderOptions::timeout).
     #[error("sample {index} was not loaded within {timeout:?}")]
     Timeout {
-        /// Index in the dataset of the first sample that is not loaded. It hangs, or it waits for a
-        /// worker because other samples hang.
+        /// Index in the dataset of the first sample that is not loaded. This sample hangs, or waits
+        /// for a worker because other samples hang.
         index: usize,
         /// The option's value.
         timeout: Duration,
@@ -83,7 +83,7 @@ pub enum DataError {
         what: &'static str,
         /// The number in the state.
         saved: u64,
-        /// The number in this loader; for `batch` the largest possible one.
+        /// The number in this loader; for `batch`, the largest possible index.
         here: u64,
     },
     /// A stream refuses a saved state.
@@ -192,7 +192,7 @@ pub struct IndexOutOfRange {
 pub struct NotBool {
     /// Name of the field.
     pub field: Arc<str>,
-    /// The first such byte.
+    /// The first byte that is neither 0 nor 1.
     pub byte: u8,
 }
 

@@ -156,7 +156,7 @@ pub enum HubError {
         /// The name that was given.
         name: String,
     },
-    /// No environment variable names a folder for the cache.
+    /// The environment has no variable with a folder for the cache.
     #[error("there is no cache: none of HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and HOME is set")]
     NoFolder,
 }

@@ -75,7 +75,7 @@ impl Job {
         Self { plan, dataset, batch, indices, rows, done, faults, end, reply }
     }
 
-    /// Claims the next sample and writes it. Returns false if there was none.
+    /// Claims the next sample and writes it. Returns false if no sample was left.
     pub(crate) fn write_next(&self, dataset: &dyn Dataset) -> bool {
         let Some(row) = self.rows.as_ref().and_then(Rows::claim) else { return false };
         let at = row.index();
@@ -129,7 +129,7 @@ impl Job {
         Some(DataError::Panicked { index, message: message_of(payload) })
     }
 
-    /// The number of samples that are done, and the index of the first sample that is not.
+    /// The number of samples that are done, and the index of the first sample that is not done.
     pub(crate) fn progress(&self) -> (usize, Option<usize>) {
         let is_done = |done: &AtomicBool| done.load(Ordering::Relaxed);
         let first = self.done.iter().position(|done| !is_done(done));
@@ -156,8 +156,8 @@ impl Drop for Job {
             failure = self.finish(staging.bytes_mut(), &indices);
             self.plan.layout.pack(staging.bytes_mut(), indices.len());
         }
-        // Sending never blocks: the channel has room for every buffer. It fails if the epoch has
-        // given up on the batch; dropping the reply then returns the buffer to the ring.
+        // Sending never blocks: the channel has room for every buffer. Sending fails if the epoch
+        // has given up on the batch; dropping the reply then returns the buffer to the ring.
         let built = Built { staging, indices, faults, failure };
         let _ = self.reply.send(Reply { batch: self.batch, built });
     }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 /// Turns a dataset into epochs of batches.
 ///
 /// All staging memory, `prefetch + workers` buffers of one batch each, is allocated when the loader
-/// is made. Worker threads live as long as the loader and its epochs. Dropping the last of them
+/// is made. Worker threads live until the loader and all its epochs are dropped; the last drop
 /// joins the threads.
 pub struct Loader {
     shared: Arc<Shared>,
@@ -74,7 +74,8 @@ impl Loader {
 
     /// The batches of `epoch` from the first one on.
     ///
-    /// Batches of this epoch that were built ahead are used; those of another epoch are dropped.
+    /// Uses the batches of this epoch that were built ahead, and drops batches that were built
+    /// ahead for another epoch.
     #[must_use]
     pub fn epoch(&self, epoch: u64) -> Epoch {
         self.start(LoaderState { batch: 0, ..self.shared.end_of(epoch) })
@@ -83,8 +84,8 @@ impl Loader {
     /// Begins to build the first batches of `epoch` in the free staging buffers, for the next call
     /// of [`Loader::epoch`] with this epoch.
     ///
-    /// Call it between two epochs. While an epoch runs, call [`Epoch::build_ahead`] instead, which
-    /// leaves the epoch its buffers. Without workers nothing is built ahead.
+    /// Call this method between two epochs. While an epoch runs, call [`Epoch::build_ahead`]
+    /// instead, which takes no buffer that the epoch needs. Without workers nothing is built ahead.
     pub fn build_ahead(&self, epoch: u64) {
         let Shared { producer, .. } = &*self.shared;
         if producer.pool.is_none() {
@@ -96,7 +97,7 @@ impl Loader {
         self.shared.keep_ahead(window);
     }
 
-    /// The batches that were still to come when `state` was taken, exactly.
+    /// Exactly the batches that were still to come when `state` was taken.
     ///
     /// A state from the end of an epoch gives no batches; the caller begins the next epoch.
     ///
@@ -123,8 +124,8 @@ impl Loader {
         self.shared.batches_per_epoch()
     }
 
-    /// Number of samples in the order of an epoch. It is the length of the dataset unless the
-    /// sampler draws fewer or more.
+    /// Number of samples in the order of an epoch: the length of the dataset, unless the sampler
+    /// draws fewer or more.
     #[must_use]
     pub fn samples_per_epoch(&self) -> usize {
         self.shared.len

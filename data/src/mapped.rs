@@ -1,4 +1,4 @@
-//! A dataset whose samples a function makes from those of another dataset.
+//! A dataset whose samples are a function of another dataset's samples.
 
 use crate::dataset::{Dataset, SampleSlot};
 use crate::element::{Element, Field};
@@ -9,8 +9,8 @@ use crate::staging::{Ring, Staging};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A dataset whose samples a function makes from those of another dataset, with other fields, types
-/// or values.
+/// A dataset whose samples are a function of another dataset's samples, with other fields, types or
+/// values.
 ///
 /// The function must depend only on the index and the sample, as for any [`Dataset`]. Each thread
 /// that reads holds one additional sample of the other dataset.
@@ -41,7 +41,7 @@ pub struct Mapped<D, F> {
 /// A buffer of one sample.
 struct Scratch {
     staging: Staging,
-    /// The ring that `staging` returns to when it is dropped. It has no other buffer.
+    /// The ring of `staging`, its only buffer. Dropping `staging` returns the buffer to the ring.
     _ring: Ring,
 }
 
@@ -134,8 +134,8 @@ pub struct SampleView<'a> {
 }
 
 impl<'a> SampleView<'a> {
-    /// The bytes of field `field_index`, in the order of [`Dataset::fields`]. For a ragged field
-    /// they are the items of the sample without padding.
+    /// The bytes of field `field_index`, in the order of [`Dataset::fields`]; for a ragged field,
+    /// the items of the sample without padding.
     ///
     /// # Panics
     /// If there is no such field.

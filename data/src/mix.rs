@@ -7,8 +7,8 @@ use crate::error::{DataError, SampleError};
 
 const PURPOSE: u64 = u64::from_be_bytes(*b"mixing\0\0");
 
-/// The way in which two samples are mixed. The share of a sample in the mixture is drawn from the
-/// Beta distribution with both parameters `alpha`, which is above 0.
+/// A way to mix two samples. The share of a sample in the mixture is drawn from the Beta
+/// distribution with both parameters `alpha`, which is above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Mixing {
     /// The weighted mean of two images: H. Zhang and others, "mixup: Beyond Empirical Risk
@@ -26,8 +26,8 @@ pub enum Mixing {
 }
 
 /// A dataset of images and labels whose batches are mixed as torchvision's `MixUp` and `CutMix` do.
-/// Each sample is mixed with the one before it in the batch, and the first with the last. All
-/// samples of a batch have one share.
+/// Each sample is mixed with the previous sample of the batch, and the first sample with the last.
+/// All samples of a batch are mixed with one share.
 ///
 /// Two fields are added: `labels.other`, i64 `[]`, is the label of the other sample, and
 /// `labels.weight`, f32 `[]`, is the share of the sample's own label. The loss is
@@ -145,8 +145,8 @@ fn with_previous<T: Element>(rows: &mut [T], row_len: usize, mix: impl Fn(&mut [
     if row_len == 0 || rows.len() < row_len {
         return;
     }
-    // Rows are mixed from the last one on, so that the row before is not mixed yet. A copy of the
-    // last row is kept for the first one.
+    // Rows are mixed from the last to the first, so that the previous row is still unmixed. A copy
+    // of the last row is kept for the first row.
     let last = rows[rows.len() - row_len..].to_vec();
     let mut rest = rows;
     while let Some(before) = rest.len().checked_sub(row_len) {
@@ -182,7 +182,7 @@ fn beta(alpha: f64, draws: &mut Draws) -> f64 {
                 return x / (x + y);
             }
             if x + y == 0.0 {
-                // Both are too small for f64, and one of them is much larger than the other.
+                // Both powers are too small for f64, and one of them is much larger than the other.
                 return f64::from(u > v);
             }
         }
@@ -190,7 +190,7 @@ fn beta(alpha: f64, draws: &mut Draws) -> f64 {
 }
 
 /// Top, bottom, left and right of the rectangle that the other image fills, as in torchvision's
-/// `CutMix`: its centre lies anywhere in the image, and it is clipped to the image.
+/// `CutMix`. The centre lies anywhere in the image, and the rectangle is clipped to the image.
 fn pasted_rectangle(share: f64, [height, width]: [usize; 2], draws: &mut Draws) -> [usize; 4] {
     let [x, y] = [width, height].map(|side| draws.below(side.max(1)));
     let half = 0.5 * (1.0 - share).sqrt();

@@ -21,8 +21,8 @@ pub struct LoaderOptions {
     /// dropping an epoch or the loader for samples that are being read. A hang is noticed after up
     /// to twice this time. `None` waits for ever. A timeout needs workers (None).
     pub timeout: Option<Duration>,
-    /// Number of batches that are ready or in use, in addition to the one that each worker builds.
-    /// At least 1 (2).
+    /// Number of batches that are ready or in use, in addition to the batch that each worker
+    /// builds. At least 1 (2).
     pub prefetch: usize,
 }
 
@@ -40,7 +40,7 @@ impl Default for LoaderOptions {
     }
 }
 
-/// The effect of a bad sample: one whose `write` returns an error or panics.
+/// The effect of a bad sample, whose `write` returns an error or panics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnBadSample {
     /// The error is returned in place of the batch, and the epoch is over.
@@ -48,8 +48,8 @@ pub enum OnBadSample {
     Fail,
     /// The batch comes without the sample, and [`Batch::skipped`](crate::Batch::skipped) names it.
     ///
-    /// An epoch, or the rest of a resumed epoch, may have up to this number of bad samples. One
-    /// more is an error, and so is a batch without any good sample.
+    /// An epoch, or the rest of a resumed epoch, may have up to this number of bad samples. A
+    /// further bad sample is an error, and so is a batch without any good sample.
     Skip(usize),
 }
 

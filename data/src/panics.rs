@@ -10,8 +10,8 @@ pub(crate) fn message_of(payload: Box<dyn Any + Send>) -> String {
     match payload.downcast::<String>() {
         Ok(text) => *text,
         Err(payload) => {
-            // A payload of the dataset's own type may panic again when it is dropped, which would
-            // end the worker and leave the consumer waiting. It is leaked instead.
+            // A payload of the dataset's own type is leaked. Dropping the payload may panic again,
+            // which would end the worker and leave the consumer waiting.
             std::mem::forget(payload);
             "payload is not text".to_owned()
         }

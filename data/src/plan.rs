@@ -19,7 +19,7 @@ pub(crate) struct EpochPlan {
     pub(crate) len: usize,
     /// Number of samples that this loader contributes to a full batch.
     pub(crate) batch_size: usize,
-    /// Set once, when no other batch will be taken.
+    /// Set once the consumer takes no more batches.
     pub(crate) cancelled: AtomicBool,
 }
 

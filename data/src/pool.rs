@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// The worker threads. Dropping the pool joins them.
+/// The worker threads. Dropping the pool joins the threads.
 #[derive(Debug)]
 pub(crate) struct Pool {
     queue: Arc<Queue>,
@@ -84,7 +84,8 @@ impl Drop for Pool {
         if let Some(timeout) = self.timeout
             && self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
         {
-            // A thread whose dataset hangs lives on with the dataset's memory until it returns.
+            // A thread whose dataset hangs keeps the dataset's memory until the call of the dataset
+            // returns.
             self.threads.retain(JoinHandle::is_finished);
         }
         for thread in self.threads.drain(..) {

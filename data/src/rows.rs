@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The rows of a batch that is being written.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    /// The owner of the bytes. It is not accessed while a [`Row`] is alive.
+    /// The owner of the bytes, which is not accessed while a [`Row`] is alive.
     staging: Staging,
     /// Address of the first byte.
     base: NonNull<u8>,
@@ -24,7 +24,7 @@ pub(crate) struct Rows {
 
 // SAFETY: 1. `base` points into memory that `staging` owns wherever it is moved to, and `Staging`
 // is `Send`. 2. A shared `Rows` gives access to its bytes only through `claim`, and no two rows
-// that it returns have a byte in common.
+// that `claim` returns have a byte in common.
 unsafe impl Send for Rows {}
 // SAFETY: as for `Send`. The other shared fields are an atomic counter, and numbers that do not
 // change.
@@ -39,7 +39,7 @@ impl Rows {
         Self { staging, base, layout, count, claimed: AtomicUsize::new(0) }
     }
 
-    /// The lowest row that was not claimed before; `None` if all were.
+    /// The lowest unclaimed row; `None` if all rows are claimed.
     pub(crate) fn claim(&self) -> Option<Row<'_>> {
         // Relaxed is enough: threads exchange only the number here.
         let index = self.claimed.fetch_add(1, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl Rows {
     }
 }
 
-/// One row. Only the thread that claimed it can access it.
+/// One row, which only the thread that claimed the row can access.
 #[derive(Debug)]
 pub(crate) struct Row<'a> {
     rows: &'a Rows,

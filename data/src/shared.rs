@@ -18,7 +18,7 @@ pub(crate) struct Shared {
     pub(crate) layout: Arc<Layout>,
     /// Number of samples in an epoch.
     pub(crate) len: usize,
-    /// The first batches of an epoch that is built before it is asked for.
+    /// The first batches of an epoch that is built ahead.
     pub(crate) ahead: Mutex<Option<Window>>,
 }
 
@@ -39,7 +39,7 @@ impl Shared {
         if drop_last { self.len / batch_size } else { self.len.div_ceil(batch_size) }
     }
 
-    /// The window of an epoch before anything of it is built.
+    /// The window of an epoch, without a built batch.
     pub(crate) fn window(&self, epoch: u64) -> Window {
         let LoaderOptions { seed, batch_size, .. } = self.options;
         let key = EpochKey { seed, epoch, batch_size };
@@ -55,7 +55,7 @@ impl Shared {
         Window::new(Arc::new(plan), 0, self.producer.ring.slots)
     }
 
-    /// Keeps the batches of `window` until their epoch is asked for.
+    /// Keeps the batches of `window` until a caller begins their epoch.
     pub(crate) fn keep_ahead(&self, window: Window) {
         self.replace_ahead(Some(window));
     }

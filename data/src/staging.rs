@@ -1,4 +1,4 @@
-//! The ring of staging buffers in which batches are built. Its size is fixed.
+//! The ring of staging buffers for batches. The number and size of the buffers are fixed.
 //!
 //! At any moment a buffer is in the ring, in a job, in a reply or in a batch. Dropping a buffer
 //! returns it to the ring, or to the allocator if the ring is gone.
@@ -10,7 +10,8 @@ use lowtide_allocator::{
     PinnedCache, Stream,
 };
 
-/// Largest number of buffers. The channel takes memory for every buffer before it is allocated.
+/// Largest number of buffers. The channel takes memory for every buffer before any buffer is
+/// allocated.
 const SLOTS_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -30,14 +31,14 @@ enum Memory {
 }
 
 impl Ring {
-    /// Allocates `slots` buffers. The ring never allocates another one.
+    /// Allocates `slots` buffers. The ring never allocates another buffer.
     pub(crate) fn new(slots: usize, slot_bytes: usize) -> Result<Self, DataError> {
         if slots > SLOTS_MAX {
             return Err(DataError::InvalidOption { option: "prefetch", value: slots });
         }
         let source = HostSource::with_capacity(ring_bytes(slots, slot_bytes).unwrap_or(usize::MAX));
-        // Slots are allocated once, so they need no views, whose mappings the allocators of devices
-        // need.
+        // Slots are allocated once and whole, so the source needs no addresses and mappings for
+        // views.
         let source = source.without_virtual_memory();
         let memory = CachingAllocator::new(source).map_err(out_of_memory)?;
         let allocate = || Ok(Memory::Plain(memory.allocate_in(Category::Input, slot_bytes)?));
@@ -137,8 +138,8 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            // Sending never blocks: the channel has room for every buffer. It fails if the loader
-            // is gone; the buffer is then freed here.
+            // Sending never blocks: the channel has room for every buffer. Sending fails if the
+            // loader is gone; the buffer is then freed here.
             let _ = self.home.send(memory);
         }
     }

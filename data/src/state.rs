@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// The position of a loader before its next batch, for checkpoints.
 ///
-/// A loader refuses a state with another seed, batch size or number of samples, because its order
-/// would silently differ. The number of workers may differ.
+/// A loader refuses a state with another seed, batch size or number of samples, because the order
+/// of the samples would silently differ. The number of workers may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {

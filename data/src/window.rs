@@ -1,8 +1,8 @@
 //! The window of an epoch: the batches that are built ahead.
 //!
 //! Jobs are submitted in the order of the batches, and each job owns a staging buffer. So the next
-//! batch to hand out is always the first one in the window. If the window is empty, every buffer is
-//! held outside; this is the only case in which a wait could last for ever.
+//! batch to hand out is always the first batch in the window. If the window is empty, every buffer
+//! is held outside. Only then could a wait last for ever.
 
 use crate::error::DataError;
 use crate::job::{Built, Job, Reply};
@@ -33,8 +33,8 @@ enum Entry {
 }
 
 impl Window {
-    /// A window with nothing submitted. `slots` is the number of staging buffers, which limits the
-    /// number of replies in flight.
+    /// A window without submitted batches. `slots` is the number of staging buffers, which limits
+    /// the number of replies in flight.
     pub(crate) fn new(plan: Arc<EpochPlan>, next: usize, slots: usize) -> Self {
         let (reply, replies) = bounded(slots);
         Self { plan, next, entries: VecDeque::with_capacity(slots), reply, replies }
@@ -45,7 +45,7 @@ impl Window {
         self.plan.end.batch - self.next
     }
 
-    /// Submits a batch for each free staging buffer. Without workers it builds one batch.
+    /// Submits a batch for each free staging buffer; without workers, builds one batch.
     pub(crate) fn submit(&mut self, producer: &Producer) {
         let Producer { dataset, ring, pool, .. } = producer;
         let limit = if pool.is_some() { self.remaining() } else { self.remaining().min(1) };
@@ -107,8 +107,8 @@ impl Window {
         self.entries.len() == self.remaining()
     }
 
-    /// Ends the epoch and returns its staging buffers to the ring, except those of samples that
-    /// still hang after the timeout.
+    /// Ends the epoch and returns its staging buffers to the ring, except the buffers of samples
+    /// that still hang after the timeout.
     pub(crate) fn stop(&mut self, producer: &Producer) {
         self.plan.cancel();
         if let Some(pool) = &producer.pool {

@@ -1,5 +1,5 @@
-//! Untrusted lines as texts, prompts and chats: refused with a line, or rows, which are equal when
-//! they are streamed.
+//! Untrusted lines as texts, prompts and chats: refused with a line, or read as rows. A stream
+//! gives equal rows.
 
 #![no_main]
 

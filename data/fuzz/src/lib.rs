@@ -1,8 +1,8 @@
 //! Shared parts of the targets: untrusted bytes as a file, and reading of samples.
 //!
 //! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS seeds/TARGET` begins with valid files of a few
-//! samples. They were written by NumPy 2, Pillow and pyarrow, with ascending numbers and images of
-//! one colour, or by hand.
+//! samples. The files were written by NumPy 2, Pillow and pyarrow, with ascending numbers and
+//! images of one colour, or by hand.
 
 use std::fs;
 use std::path::{Path, PathBuf};

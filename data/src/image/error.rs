@@ -17,7 +17,7 @@ pub enum ImageError {
         /// Height in pixels, from the header.
         height: usize,
     },
-    /// An image has no pixels, or its channels or size differ from those of its source or pipeline.
+    /// An image has no pixels, or other channels or another size than its source or pipeline.
     #[error("an image of shape {shape:?} does not fit where {expected:?} is needed")]
     Shape {
         /// Channels, height and width.
@@ -37,7 +37,7 @@ pub enum ImageError {
     /// A mask has a class that does not exist.
     #[error("a pixel has the class {class}, and there are {classes} classes")]
     Class {
-        /// The first such class.
+        /// The first class that does not exist.
         class: usize,
         /// Number of classes.
         classes: usize,

@@ -4,7 +4,7 @@ use crate::image::raster::Raster;
 
 const ORIENTATION: u16 = 0x0112;
 
-/// The orientation in EXIF data, from 1 (upright) to 8. It is 1 if the data have none.
+/// The orientation in EXIF data, from 1 (upright) to 8; 1 if the data have none.
 pub(super) fn orientation(exif: &[u8]) -> u8 {
     find(exif).filter(|value| (1..=8).contains(value)).map_or(1, |value| value as u8)
 }

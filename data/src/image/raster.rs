@@ -1,7 +1,7 @@
 //! The raster that an image file is decoded into.
 
 /// An image of bytes `[H, W, C]`: rows from the top, with the channels of a pixel next to each
-/// other. Its memory is used again for the next image.
+/// other. The next image reuses the memory.
 #[derive(Debug, Clone, Default)]
 pub struct Raster {
     bytes: Vec<u8>,
@@ -11,8 +11,8 @@ pub struct Raster {
 }
 
 impl Raster {
-    /// Changes the shape and returns the bytes, for the caller to write. Their values before that
-    /// are unspecified.
+    /// Changes the shape and returns the bytes for the caller to write. The values of the returned
+    /// bytes are unspecified.
     pub fn set_shape(&mut self, channels: usize, height: usize, width: usize) -> &mut [u8] {
         (self.channels, self.height, self.width) = (channels, height, width);
         self.bytes.resize(channels * height * width, 0);

@@ -7,7 +7,7 @@ use crate::subset::Subset;
 use crate::transform::{Pipeline, Transformed};
 use std::sync::Arc;
 
-/// Images of any size, each with a class or a mask. A [`Pipeline`] makes a dataset of them.
+/// Images of any size, each with a class or a mask. A [`Pipeline`] turns the images into a dataset.
 pub trait ImageSource: Send + Sync {
     /// Number of images; never changes.
     fn image_count(&self) -> usize;
@@ -19,7 +19,7 @@ pub trait ImageSource: Send + Sync {
     /// earlier image.
     ///
     /// # Errors
-    /// Any error; it should name the file.
+    /// Any error, which should name the file.
     fn read(&self, index: usize, sample: &mut ImageSample) -> Result<(), SampleError>;
 
     /// Visits the memory that images are read from; see [`Dataset::visit_memory`].
@@ -79,13 +79,13 @@ impl<S: Dataset + ImageSource> ImageSource for Subset<S> {
 pub struct ImageFormat {
     /// Number of channels: 1 for grey, 3 for RGB.
     pub channels: usize,
-    /// Height and width, if all images have the same.
+    /// Height and width, if all images have one size.
     pub size: Option<[usize; 2]>,
     /// The class of ignored pixels and of pixels outside the image, if the images have masks.
     pub ignored_class: Option<u8>,
 }
 
-/// One image with a class or a mask. Its memory is used again for the next image.
+/// One image with a class or a mask. The next image reuses the memory.
 #[derive(Debug, Default)]
 pub struct ImageSample {
     /// The pixels, with 8 bits per channel.

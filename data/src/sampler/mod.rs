@@ -1,4 +1,4 @@
-//! The order in which an epoch visits the samples.
+//! Samplers: the order of the samples of an epoch.
 
 mod bucketed;
 pub(crate) mod order;

@@ -4,8 +4,7 @@ use crate::error::DataError;
 
 /// Decides the order of an epoch. The order is a function of the arguments alone.
 pub trait Sampler: Send + Sync {
-    /// Number of samples that an epoch visits in a dataset of `len` samples. The default is all of
-    /// them.
+    /// Number of samples that an epoch visits in a dataset of `len` samples. The default is `len`.
     ///
     /// # Errors
     /// An error for a dataset that the sampler was not made for.
@@ -14,7 +13,7 @@ pub trait Sampler: Send + Sync {
     }
 
     /// Number of loaders that share each batch. The default is one. A
-    /// [`LoaderState`](crate::LoaderState) counts the samples of all of them.
+    /// [`LoaderState`](crate::LoaderState) counts the samples of all these loaders.
     fn rank_count(&self) -> usize {
         1
     }

@@ -5,8 +5,8 @@ use crate::sampler::rng::epoch_rng;
 use rand_core::Rng;
 
 /// Visits every sample once, in a new random order in each epoch, without the table of indices that
-/// [`Shuffled`](crate::Shuffled) has. It is meant for datasets whose table would be too large: an
-/// epoch begins at once and takes 80 bytes.
+/// [`Shuffled`](crate::Shuffled) has. Suits datasets whose table would be too large: an epoch
+/// begins at once and takes 80 bytes.
 ///
 /// The order is a Feistel network on the numbers below the next power of 4, whose round keys are
 /// the first numbers of the ChaCha8 stream of seed and epoch. Numbers outside the dataset go
@@ -56,8 +56,8 @@ impl Feistel {
 
 impl Order for Feistel {
     fn sample(&self, position: usize) -> usize {
-        // The loop ends because a permutation returns to its start. It takes fewer than 4 steps on
-        // average, because the domain has less than 4 times `len` numbers.
+        // The loop ends because a permutation returns to its start. The loop takes fewer than 4
+        // steps on average, because the domain has less than 4 times `len` numbers.
         let mut number = self.permute(position as u64);
         while number >= self.len {
             number = self.permute(number);

@@ -4,7 +4,7 @@ use crate::sampler::order::EpochKey;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// The ChaCha8 stream of an epoch. Its key is the seed, the epoch and the name of the purpose, so
+/// The ChaCha8 stream of an epoch. The key is the seed, the epoch and the name of the purpose, so
 /// that different purposes of one seed have different streams.
 pub(crate) fn epoch_rng(key: EpochKey, purpose: &[u8; 16]) -> ChaCha8Rng {
     let mut bytes = [0; 32];

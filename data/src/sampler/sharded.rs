@@ -45,8 +45,8 @@ impl<S: Sampler> Sharded<S> {
         Ok(Self { sampler, rank, rank_count, remainder, in_blocks: false })
     }
 
-    /// This part with consecutive samples: each batch of all ranks is cut into one block per rank,
-    /// as a single rank cuts a batch into micro-batches.
+    /// Changes this part to consecutive samples: each batch of all ranks is cut into one block per
+    /// rank, as a single rank cuts a batch into micro-batches.
     #[must_use]
     pub fn in_blocks(self) -> Self {
         Self { in_blocks: true, ..self }
@@ -69,7 +69,7 @@ impl<S: Sampler> Sampler for Sharded<S> {
     fn order(&self, key: EpochKey, len: usize) -> Box<dyn Order> {
         let batch_size = key.batch_size.saturating_mul(self.rank_count);
         let order = self.sampler.order(EpochKey { batch_size, ..key }, len);
-        // The loader has checked both before, so neither is an error.
+        // The loader has checked both numbers before, so neither call fails.
         let order_len = self.sampler.samples_per_epoch(len).unwrap_or(len);
         let own_len = self.samples_per_epoch(len).unwrap_or(len);
         let block = self.in_blocks.then_some(key.batch_size);

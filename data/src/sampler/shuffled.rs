@@ -6,9 +6,9 @@ use crate::sampler::rng::{epoch_rng, shuffle};
 
 /// Visits every sample once, in a new random order in each epoch, for training.
 ///
-/// The order is a Fisher-Yates shuffle on the ChaCha8 stream with the key (seed, epoch). It depends
-/// on neither platform nor library version, so an old run can be resumed. An epoch holds a table of
-/// 4 bytes per sample, or 8 from 2^32 samples on; [`Permuted`] needs no table.
+/// The order is a Fisher-Yates shuffle on the ChaCha8 stream with the key (seed, epoch). The order
+/// depends on neither platform nor library version, so an old run can be resumed. An epoch holds a
+/// table of 4 bytes per sample, or 8 from 2^32 samples on; [`Permuted`] needs no table.
 ///
 /// [`Permuted`]: crate::Permuted
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,7 +52,7 @@ impl Sampler for Shuffled {
     }
 }
 
-/// A table of indices in half the memory.
+/// A table of 4-byte indices.
 struct Narrow(Vec<u32>);
 
 impl Order for Narrow {

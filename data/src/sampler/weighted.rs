@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// Draws the samples of an epoch by weight, with replacement, for classes of different sizes.
 ///
 /// The sampler corresponds to PyTorch's `WeightedRandomSampler` with `replacement=True`. The draw
-/// at a position depends only on seed, epoch and position, so the sums of the weights are all the
-/// memory of an epoch.
+/// at a position depends only on seed, epoch and position, so an epoch needs no memory beyond the
+/// sums of the weights.
 #[derive(Debug, Clone)]
 pub struct Weighted {
     /// For each sample, the sum of the weights up to and including it.
@@ -71,9 +71,9 @@ impl Order for WeightedOrder {
         let unit = (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
         let total = self.sums.last().copied().unwrap_or(0.0);
         let drawn = unit * total;
-        // The sample is the first one whose sum is above `drawn`, so a sample of weight 0 is never
-        // chosen. Rounding may make `drawn` equal to the total: then it is the last sample with a
-        // weight.
+        // The drawn sample is the first sample whose sum is above `drawn`, so a sample of weight 0
+        // is never chosen. If rounding makes `drawn` equal to the total, the last sample with a
+        // weight is chosen.
         let at = self.sums.partition_point(|&sum| sum <= drawn);
         if at < self.sums.len() { at } else { self.sums.partition_point(|&sum| sum < total) }
     }

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 const PIXELS: usize = 3 * 32 * 32;
-/// Number of records of the largest published file. A file with more records is not of CIFAR.
+/// Number of records of the largest published file. A file with more records is no CIFAR file.
 const RECORDS_MAX: usize = 50_000;
 
 /// Reads the binary version of the data sets of A. Krizhevsky, "Learning Multiple Layers of

@@ -10,7 +10,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Maximum number of bytes of one record. It ends a record whose quote is never closed.
+/// Maximum number of bytes of one record. The limit ends a record whose quote is never closed.
 const RECORD_BYTES_MAX: usize = 1 << 20;
 
 /// Options of reading a table, with defaults in parentheses.
@@ -38,7 +38,7 @@ impl Default for CsvOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CsvTarget {
-    /// No column. The dataset has no second field.
+    /// The file has no target column. The dataset has no second field.
     None,
     /// A column with names of classes. The field `labels`, i64 `[]`, is the position of the name
     /// among all names in sorted order.
@@ -55,8 +55,8 @@ pub enum CsvTarget {
 /// A table of comma-separated values (RFC 4180) with a header, read as a whole. The fields are
 /// `inputs`, f32 `[n]`, and the field of the target. Clones share the values.
 ///
-/// A cell may be in double quotes, in which two double quotes stand for one. Blanks around a number
-/// are allowed. Empty lines are ignored.
+/// A cell may be in double quotes; two double quotes inside the cell then stand for one. Blanks
+/// around a number are allowed. Empty lines are ignored.
 ///
 /// # Examples
 /// ```no_run
@@ -139,7 +139,7 @@ pub enum CsvError {
         /// Number of cells of the record.
         actual: usize,
     },
-    /// A quote is not closed, or text follows a closed one.
+    /// A quote is not closed, or text follows a closed quote.
     #[error("line {line} has a quote in the wrong place or that is not closed")]
     Quote {
         /// Line at which the record begins.
@@ -200,7 +200,7 @@ impl Table {
             return Err(invalid(CsvError::Empty));
         }
         let header: Vec<String> = records.cells().map(str::to_owned).collect();
-        // A name that occurs twice has no place.
+        // A name that occurs twice is mapped to `None`.
         let mut found: BTreeMap<&String, Option<usize>> = BTreeMap::new();
         for (at, name) in header.iter().enumerate() {
             found.entry(name).and_modify(|place| *place = None).or_insert(Some(at));
@@ -334,7 +334,7 @@ fn invalid(error: CsvError) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }
 
-/// Reads one record at a time into memory that is used again.
+/// Reads one record at a time into reused memory.
 struct Records<R> {
     input: R,
     separator: u8,

@@ -18,8 +18,8 @@ const DIGIT_MAX: u8 = 9;
 /// Number of training images: four fifths, rounded down, as scikit-learn's `train_test_split`
 /// rounds for a test set of one fifth.
 const TRAIN_LEN: usize = 1437;
-/// Seed of the split, the year of the data set. It does not depend on the user's seed, so every run
-/// is tested on the same 360 images.
+/// Seed of the split, the year of the data set. The user's seed has no effect on the split, so
+/// every run is tested on the same 360 images.
 const SPLIT_SEED: u64 = 1998;
 
 /// A data set of 1797 handwritten digits with 8x8 pixels, embedded in the crate: 57 KB compressed,
@@ -55,7 +55,7 @@ impl Digits {
     /// The fixed split into 1437 training images and 360 test images.
     ///
     /// The training images are the first 1437 in the order of [`Shuffled`] for seed 1998 and epoch
-    /// 0. The split does not depend on the seed of a run. Both parts contain digits of the same
+    /// 0. The split does not depend on the seed of a run. The two parts contain digits of the same
     /// writers.
     #[must_use]
     pub fn split(&self) -> (Subset<Self>, Subset<Self>) {

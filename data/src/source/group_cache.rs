@@ -23,7 +23,8 @@ impl<G> GroupCache<G> {
         Self { size_bytes_max, groups: Mutex::default() }
     }
 
-    /// Visits the memory of the full cache, for a file whose row groups have these sizes.
+    /// Visits the memory of the full cache, for a file whose row groups have the sizes
+    /// `groups_bytes`.
     pub(super) fn visit(
         &self,
         visit: &mut dyn FnMut(*const u8, usize),

@@ -11,7 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum depth of nested folders. It ends a cycle of links.
+/// Maximum depth of nested folders. The limit ends a cycle of links.
 const DEPTH_MAX: usize = 16;
 /// The class of unlabelled pixels in the masks of PASCAL VOC.
 const VOID: u8 = 255;
@@ -19,9 +19,9 @@ const VOID: u8 = 255;
 /// Images in one folder per class, in the layout of torchvision's `ImageFolder`.
 ///
 /// The classes are the names of the folders, in sorted order. The images of a class are the files
-/// with a suffix of PNG or JPEG in its folder and in nested folders, in sorted order. A file is
-/// read and decoded when its sample is. A damaged file, such as a JPEG file that ends early or has
-/// stray bytes, is an error of its sample. Clones share the list of names.
+/// with a suffix of PNG or JPEG in the folder of the class and in nested folders, in sorted order.
+/// A file is read and decoded when its sample is read. A damaged file, such as a JPEG file that
+/// ends early or has stray bytes, is an error of its sample. Clones share the list of names.
 ///
 /// # Examples
 /// ```no_run
@@ -289,7 +289,8 @@ impl Files {
         self.folder.join(self.name(index))
     }
 
-    /// Adds the images of `folder`, a path within the folder, and then of the folders in it.
+    /// Adds the images of `folder`, a path below the root folder, and then the images of its
+    /// subfolders.
     fn add_images(&mut self, folder: &str, depth: usize) -> Result<(), DataError> {
         let Listing { folders, files } = Listing::read(&self.folder.join(folder))?;
         let join = |name: &str| {

@@ -108,7 +108,7 @@ impl Images {
     }
 
     /// Resizes images to channels, height and width `shape`. Pixels are repeated or left out, and
-    /// additional channels repeat the first one.
+    /// additional channels repeat the first channel.
     #[must_use]
     pub fn resized(mut self, shape: [usize; 3]) -> Self {
         self.shape = shape;
@@ -116,8 +116,8 @@ impl Images {
         self
     }
 
-    /// Labels each pixel: a pixel of at least half brightness gets the label of the image plus 1,
-    /// and other pixels get 0. This adds one class.
+    /// Labels each pixel and adds a class: a pixel of at least half brightness gets the label of
+    /// the image plus 1, and other pixels get 0.
     #[must_use]
     pub fn with_pixel_labels(mut self) -> Self {
         if !self.has_pixel_labels {

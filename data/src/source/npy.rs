@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Maximum number of bytes of a header. NumPy writes headers of some hundred bytes.
 const HEADER_BYTES_MAX: usize = 1 << 16;
 
-/// Arrays of `.npy` files, one for each field, whose first axis are the samples.
+/// Arrays of `.npy` files, one for each field. The first axis of an array counts the samples.
 ///
 /// Files are mapped into memory. Opening a file reads only its header; the system keeps the pages
 /// that fit in memory. Files must not be truncated while they are in use. Clones share the
@@ -46,10 +46,8 @@ struct Column {
 impl Npy {
     /// The dataset of the array in a file, as the field `name`.
     ///
-    /// # Errors
     /// [`DataError::File`] for a file that cannot be read, is not a `.npy` file, is shorter than
-    /// its header states, or has elements that are not supported: only little-endian numbers in C
-    /// order are.
+    /// its header states, or has elements other than little-endian numbers in C order.
     pub fn open(name: impl Into<Arc<str>>, path: impl AsRef<Path>) -> Result<Self, DataError> {
         let (len, field, column) = open(name.into(), path.as_ref())?;
         Ok(Self { len, fields: vec![field], columns: vec![column] })

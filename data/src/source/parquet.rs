@@ -24,12 +24,12 @@ const CACHE_BYTES: usize = 256 << 20;
 const COLUMN_BYTES_MAX: usize = 4 << 30;
 
 /// Columns of a Parquet file, each as a field with the name of the column. A column has numbers, or
-/// lists of numbers with one length, of f32, f64, i64, i32 or bool. A null is an error.
+/// lists of numbers of equal length, of f32, f64, i64, i32 or bool. A null is an error.
 ///
 /// The file is mapped into memory and must not be truncated while it is in use. Row groups are
-/// decoded as a whole, and the most recently used ones stay in a cache. If the order of the samples
-/// jumps between more groups than the cache holds, every sample decodes a group. Clones share the
-/// file and the cache.
+/// decoded as a whole, and the most recently used groups stay in a cache. If the order of the
+/// samples jumps between more groups than the cache holds, every sample decodes a group. Clones
+/// share the file and the cache.
 ///
 /// # Examples
 /// ```no_run
@@ -87,8 +87,8 @@ pub enum ParquetError {
 
 impl Parquet {
     /// Opens a file and reads its schema. `columns` are the paths of the columns, with dots between
-    /// the parts of a nested one, in the order of the fields. The path of a list also names the
-    /// column in it.
+    /// the parts of a nested column, in the order of the fields. The path of a list also names the
+    /// column inside the list.
     ///
     /// # Errors
     /// [`DataError::File`] with a [`ParquetError`] or an error of the system.
@@ -380,8 +380,8 @@ impl Table {
     }
 }
 
-/// Calls the decoder and turns its panic into an error. It panics at some damaged files, such as a
-/// page that refers to a missing dictionary.
+/// Calls the decoder and turns its panic into an error. The decoder panics at some damaged files,
+/// such as a page that refers to a missing dictionary.
 fn catch_panic<R>(decode: impl FnOnce() -> Result<R, Damage>) -> Result<R, ParquetError> {
     // Unwind safety: decoded values are dropped, and the reader of the file is not changed.
     let decoded = catch_unwind(AssertUnwindSafe(decode));

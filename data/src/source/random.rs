@@ -7,14 +7,14 @@ use half::bf16;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
-/// Integers above the maximum of their type are clamped to it.
+/// Maximum of a type, to which larger integers are clamped.
 const I32_MAX: i64 = i32::MAX as i64;
 const U16_MAX: i64 = u16::MAX as i64;
 
 /// Random samples. A sample depends only on its index.
 ///
-/// Fields of floats have numbers from 0 to 1, fields of u16, i32 and i64 integers below a bound,
-/// fields of u8 any byte, and fields of bool true or false with equal probability.
+/// Floats are from 0 to 1. Integers of u16, i32 and i64 are below a bound. A u8 is any byte, and a
+/// bool is true or false with equal probability.
 #[derive(Debug, Clone)]
 pub struct Random {
     len: usize,
@@ -24,8 +24,8 @@ pub struct Random {
 }
 
 impl Random {
-    /// A dataset of `len` samples with these fields. Integers are below `bound`, or below 1 if it
-    /// is 0.
+    /// A dataset of `len` samples with these fields. Integers are below `bound`; a `bound` of 0
+    /// counts as 1.
     #[must_use]
     pub fn new(len: usize, fields: Vec<Field>, bound: u64) -> Self {
         Self { len, fields, bound: bound.max(1) }

@@ -18,13 +18,13 @@ const IMAGE_SUFFIXES: &[&str] = &["jpg", "jpeg", "png"];
 /// suffix after this dot states their kind. A sample has one image, `jpg`, `jpeg` or `png`, and one
 /// class, an integer as text in `cls`. Other members are ignored.
 ///
-/// Archives are mapped into memory and must not be truncated while they are in use. An index of
-/// about 30 bytes per sample is made when they are opened, so that samples can be read in any
-/// order. Clones share the index.
+/// Archives are mapped into memory and must not be truncated while they are in use. Opening
+/// archives makes an index of about 30 bytes per sample, so that samples can be read in any order.
+/// Clones share the index.
 #[derive(Debug, Clone)]
 pub struct TarShards {
     archives: Arc<[Archive]>,
-    /// The samples, in the order of the archives and of the members in each.
+    /// The samples, in the order of the archives and of the members in each archive.
     samples: Arc<[Sample]>,
     options: DecodeOptions,
 }

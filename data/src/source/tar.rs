@@ -50,7 +50,7 @@ pub enum TarError {
         /// Letter of the type.
         kind: char,
     },
-    /// A sample lacks its image or its class, or has two of them.
+    /// A sample has no image or no class, or has two images or two classes.
     #[error("sample {key:?} does not have one member of suffix {suffix}")]
     Part {
         /// The name without its suffix.
@@ -75,7 +75,8 @@ pub(crate) fn members(archive: &[u8]) -> Result<Vec<Member>, TarError> {
     while offset < archive.len() {
         let header = archive.get(offset..offset + BLOCK_BYTES).filter(|header| is_sound(header));
         let Some(header) = header else {
-            // Blocks of zeros end the archive. Without them it ends after its last member.
+            // Blocks of zeros end the archive. Without such blocks, the archive ends after its last
+            // member.
             let rest = &archive[offset..];
             if rest.iter().take(BLOCK_BYTES).all(|&byte| byte == 0) {
                 break;
@@ -111,8 +112,8 @@ pub(crate) fn members(archive: &[u8]) -> Result<Vec<Member>, TarError> {
     Ok(members)
 }
 
-/// True if the checksum of a header is right: the sum of its bytes, in which the checksum itself
-/// counts as blanks.
+/// True if the checksum of a header is right: the sum of the header's bytes, with blanks in place
+/// of the checksum itself.
 fn is_sound(header: &[u8]) -> bool {
     let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
     let expected = sum(&header[..148]) + 8 * u64::from(b' ') + sum(&header[156..]);

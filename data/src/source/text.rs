@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Rows of the characters of a text, for a character-level language model. The vocabulary is the
-/// set of its characters, in Unicode order.
+/// set of the text's characters, in Unicode order.
 ///
 /// The field is `tokens`, i64 `[context + 1]`. The last token of a row is the first token of the
 /// next row, so that every token after the first is predicted once. Clones share the tokens.
@@ -88,7 +88,7 @@ impl Text {
         self.characters.characters()
     }
 
-    /// The tokens of a text; `None` if it has a character outside the vocabulary.
+    /// The tokens of a text; `None` if the text has a character outside the vocabulary.
     #[must_use]
     pub fn encode(&self, text: &str) -> Option<Vec<i64>> {
         text.chars().map(|c| self.characters.token(c).map(i64::from)).collect()

@@ -45,10 +45,10 @@ impl TokenFile {
     /// The rows of the files `paths`, in this order, each with `context` tokens and the token that
     /// follows.
     ///
-    /// A file that begins with a magic number of llm.c has that format. Any other file is
-    /// [`TokenFormat::RawU16`]. The files must not be truncated or rewritten in place while they
-    /// are open: the system ends a process that reads beyond the new end of a mapped file. Renaming
-    /// another file over one of them does no harm.
+    /// A file that begins with a magic number of llm.c is read in the format of that number, any
+    /// other file as [`TokenFormat::RawU16`]. The files must not be truncated or rewritten in place
+    /// while they are open: the system ends a process that reads beyond the new end of a mapped
+    /// file. Renaming another file over an open file does no harm.
     ///
     /// # Errors
     /// [`DataError::File`] for a file that cannot be opened; [`DataError::Malformed`] for a file
@@ -113,7 +113,8 @@ impl TokenFile {
     }
 
     /// Checks that each token is below `vocabulary_len`, so that a model does not read beyond its
-    /// embedding table. Another token is an error of its sample that names the file and the byte.
+    /// embedding table. A larger token is an error of its sample, which names the file and the
+    /// byte.
     #[must_use]
     pub fn with_vocabulary(self, vocabulary_len: usize) -> Self {
         Self { vocabulary_len: Some(vocabulary_len), ..self }
@@ -173,7 +174,7 @@ impl Dataset for TokenFile {
     }
 
     fn write(&self, index: usize, slot: &mut SampleSlot<'_>) -> Result<(), SampleError> {
-        // Spans without a row begin at the same row as the next span, so the last one is taken.
+        // Spans without a row begin at the same row as the next span, so the last span is taken.
         let at = self.first_rows.partition_point(|&first| first <= index) - 1;
         let Span { shard, tokens } = &self.spans[at];
         let start = tokens.start + (index - self.first_rows[at]) * self.rows.stride();

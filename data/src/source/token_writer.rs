@@ -29,7 +29,7 @@ impl TokenWriter {
     pub fn create(path: impl AsRef<Path>, format: TokenFormat) -> Result<Self, DataError> {
         let path = path.as_ref().to_owned();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Opening the file here gives it the permissions of a new file, not of a temporary one.
+        // Opening the file here gives it the permissions of a new file, not of a temporary file.
         let open = |path: &Path| File::options().write(true).create_new(true).open(path);
         let created = tempfile::Builder::new()
             .prefix(".lowtide-")
@@ -48,10 +48,9 @@ impl TokenWriter {
 
     /// Appends tokens.
     ///
-    /// # Errors
-    /// [`DataError::Malformed`] for a token that is too large for the format, with the byte at
-    /// which it would be; none of `tokens` is written then. [`DataError::File`] if writing fails;
-    /// the writer cannot be used after that.
+    /// [`DataError::Malformed`] for a token that is too large for the format, with the byte offset
+    /// that the token would have; none of `tokens` is written then. [`DataError::File`] if writing
+    /// fails; the writer cannot be used after that.
     pub fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
         let token_max = self.format.token_max();
         if let Some(at) = tokens.iter().position(|&token| token > token_max) {
@@ -111,7 +110,7 @@ impl TokenWriter {
     }
 }
 
-/// Writes `tokens` as the file `path` and returns their number; see [`TokenWriter`].
+/// Writes `tokens` as the file `path` and returns the number of tokens; see [`TokenWriter`].
 ///
 /// # Errors
 /// As for [`TokenWriter`].

@@ -25,7 +25,7 @@ pub struct StreamOptions {
     pub drop_last: bool,
     /// The thread that reads the stream (inline).
     pub reading: Reading,
-    /// Number of batches that are ready or in use, in addition to the one that is read ahead. At
+    /// Number of batches that are ready or in use, in addition to the batch that is read ahead. At
     /// least 1 (2).
     pub prefetch: usize,
     /// The effect of a sample that cannot be read (fail). [`OnBadSample::Skip`] counts the bad
@@ -45,7 +45,7 @@ impl Default for StreamOptions {
     }
 }
 
-/// The thread that reads a stream. The batches do not depend on it.
+/// The thread that reads a stream. The choice has no effect on the batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reading {
     /// The thread that asks for the batch.
@@ -70,15 +70,16 @@ pub struct StreamLoaderState {
     pub stream: StreamState,
 }
 
-/// Turns a [`Stream`] into batches, in the order of the stream; an iterator.
+/// An iterator that turns a [`Stream`] into batches, in the order of the stream.
 ///
 /// All staging memory, `prefetch` buffers of one batch each and one more to read ahead, is
 /// allocated when the loader is made.
 ///
 /// An error or panic of a sample ends the iterator, and [`state`](Self::state) remains the position
-/// before the batch that failed. [`DataError::StagingExhausted`] does not end it: the next call
-/// continues once a batch is dropped. [`Batch::sample_indices`] are positions in the stream. No
-/// loader accepts the [`Batch::state_after`] of such a batch, because only datasets have it.
+/// before the batch that failed. [`DataError::StagingExhausted`] does not end the iterator: the
+/// next call continues once a batch is dropped. [`Batch::sample_indices`] are positions in the
+/// stream. Loaders refuse the [`Batch::state_after`] of such a batch, because only a batch of a
+/// dataset has a state.
 ///
 /// Dropping the loader waits for the sample that is being read, and joins the thread.
 pub struct StreamLoader {
@@ -120,7 +121,7 @@ impl StreamLoader {
         Self::begin(Box::new(stream), options, state)
     }
 
-    /// The batches that were still to come when `state` was taken, exactly.
+    /// Exactly the batches that were still to come when `state` was taken.
     ///
     /// # Errors
     /// As for [`new`](Self::new); [`DataError::StateMismatch`] if the state has another batch size;
@@ -181,7 +182,7 @@ impl StreamLoader {
         Ok(Self { source, ring, plan, state, is_over: false })
     }
 
-    /// The position before the next batch. Save it after the training step of the last batch.
+    /// The position before the next batch, to be saved after the training step of the last batch.
     #[must_use]
     pub fn state(&self) -> StreamLoaderState {
         self.state.clone()

@@ -14,13 +14,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Samples in sequence, whose number is unknown or infinite, such as the samples of files that are
-/// too large to be indexed. [`StreamLoader`] makes batches of them.
+/// too large to be indexed. [`StreamLoader`] makes batches of a stream.
 pub trait Stream: Send {
-    /// The fields of every sample; they never change.
+    /// The fields of every sample, which never change.
     fn fields(&self) -> &[Field];
 
     /// Writes the next sample into its zeroed slot. Returns false at the end of the stream and at
-    /// every call after it.
+    /// every later call.
     ///
     /// # Errors
     /// Any error. The next call continues after the sample that could not be read.
@@ -29,7 +29,7 @@ pub trait Stream: Send {
     /// The position before the next sample.
     fn state(&self) -> StreamState;
 
-    /// Moves to a position, so that the samples after it come again, bit for bit.
+    /// Moves to a position. The samples after the position come again, bit for bit.
     ///
     /// # Errors
     /// Any error if the state belongs to another stream.
@@ -54,7 +54,8 @@ impl<S: Stream + ?Sized> Stream for Box<S> {
     }
 }
 
-/// The position of a [`Stream`]: numbers of the stream's own, which can be stored in any format.
+/// The position of a [`Stream`]: numbers that the stream chooses, which can be stored in any
+/// format.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StreamState(serde_json::Value);

@@ -16,10 +16,10 @@ use std::sync::Arc;
 /// then handed out in an order that depends on the seed and the number of the block.
 ///
 /// A block can be restored from four numbers: a resumed stream reads the samples of the block
-/// again. (A shuffle buffer, in which the next sample replaces each one that is taken, would have
-/// to be saved whole.) In return no sample moves to another block, and the first sample of a block
-/// comes after the whole block was read. The memory of `block_len` samples is allocated when the
-/// stream is made.
+/// again. (A shuffle buffer, where the next sample replaces each sample that is taken, would have
+/// to be saved as a whole.) In return no sample moves to another block, and the first sample of a
+/// block comes after the whole block was read. The memory of `block_len` samples is allocated when
+/// the stream is made.
 #[derive(Debug)]
 pub struct ShuffledStream<S> {
     stream: S,
@@ -54,7 +54,7 @@ enum Block {
     /// The block is being read: `kept` are the rows that were read, and `bad` is the number of
     /// samples that could not be read.
     Filling { rows: Rows, kept: Vec<usize>, bad: usize },
-    /// The block is read: `order` are its rows in the order in which they are handed out.
+    /// The block is read: `order` are the rows in the order in which they are handed out.
     Full { staging: Staging, order: Vec<usize>, is_last: bool },
 }
 

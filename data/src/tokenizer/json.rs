@@ -140,7 +140,7 @@ enum TokenizerFault {
 struct Parts {
     #[serde(default)]
     normalizer: Value,
-    // These parts are parsed only because the library panics if one is not JSON.
+    // These parts are parsed only because the library panics if a part is not JSON.
     #[serde(default, rename = "pre_tokenizer")]
     _pre_tokenizer: Value,
     #[serde(default, rename = "decoder")]
@@ -209,8 +209,8 @@ fn check_tables(normalizer: &Value) -> Result<(), TokenizerFault> {
     }
 }
 
-/// The size at the beginning of a table in base64; `None` if there is no size, or it is less than
-/// one number.
+/// The size at the beginning of a table in base64; `None` if there is no size, or the size is less
+/// than one number.
 fn table_bytes(base64: &str) -> Option<u32> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let first = base64.as_bytes().get(..6)?;

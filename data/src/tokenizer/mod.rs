@@ -47,7 +47,7 @@ pub trait Tokenizer: Send + Sync {
     /// [`TokenizerError::UnknownToken`] for a token that the vocabulary does not have.
     fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError>;
 
-    /// The length of the vocabulary. Every token is below it.
+    /// The length of the vocabulary, which is above every token.
     fn vocabulary_len(&self) -> usize;
 
     /// The tokens that stand for no text, in any order.
@@ -65,8 +65,8 @@ pub trait Tokenizer: Send + Sync {
         Ok(tokens)
     }
 
-    /// The tokens of `text`, in which the name of a special token is encoded as that token. Use it
-    /// for markup of the program, such as a chat template, and not for documents.
+    /// The tokens of `text`. The name of a special token is encoded as the special token. Call this
+    /// method for markup of the program, such as a chat template, and not for documents.
     ///
     /// # Errors
     /// As for [`encode_into`](Self::encode_into).
@@ -129,7 +129,7 @@ impl SpecialRole {
 }
 
 /// The first name of a special token in `text`: its byte offset and its token. If several names
-/// begin there, the longest wins.
+/// begin at this offset, the longest wins.
 fn first_special<'a>(text: &str, special: &'a [SpecialToken]) -> Option<(usize, &'a SpecialToken)> {
     let found = special.iter().filter(|special| !special.name.is_empty());
     let found = found.filter_map(|special| Some((text.find(&special.name)?, special)));

@@ -4,8 +4,8 @@ use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, catch_panic};
 use std::fmt;
 use tiktoken_rs::CoreBPE;
 
-/// The byte-pair encodings of OpenAI's models, from the crate `tiktoken-rs`. The crate contains
-/// their vocabularies. A vocabulary is parsed at its first use and stays in memory.
+/// The byte-pair encodings of OpenAI's models, from the crate `tiktoken-rs`, which contains the
+/// vocabularies. A vocabulary is parsed at its first use and stays in memory.
 #[derive(Clone)]
 pub struct Tiktoken {
     encoding: &'static CoreBPE,

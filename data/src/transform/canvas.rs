@@ -15,11 +15,11 @@ use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resize
 pub(super) enum Sampling {
     /// The mean of the neighbouring pixels, weighted by distance. Pixels outside the image are 0.
     Bilinear,
-    /// The nearest pixel, for classes. Pixels outside the image have the value here.
+    /// The nearest pixel, for classes. Pixels outside the image have this value.
     Nearest(u8),
 }
 
-/// Memory that is used again for every image.
+/// Memory that is reused for every image.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) front: Raster,
@@ -50,8 +50,8 @@ pub(super) struct FinishedPart<'a> {
 struct View {
     /// The pixels that resampling may read.
     support: Rect,
-    /// Top and left of the rectangle, in pixels. It may be outside the raster, but only if nothing
-    /// is resized.
+    /// Top and left of the rectangle, in pixels. The rectangle may be outside the raster, but only
+    /// if nothing is resized.
     origin: [f64; 2],
     /// Height and width of the rectangle, in pixels.
     extent: [f64; 2],
@@ -143,8 +143,8 @@ impl<'a> Canvas<'a> {
         }
     }
 
-    /// Checks the size after all operations. It is wrong if the source gives images of another size
-    /// than its format states.
+    /// Checks the size after all operations. The size is wrong if the source gives images of
+    /// another size than its format states.
     pub(super) fn check_size(&self, size: [usize; 2]) -> Result<(), ImageError> {
         let channels = self.scratch.front.channels();
         let [shape, expected] =
@@ -185,7 +185,7 @@ impl<'a> Canvas<'a> {
     }
 }
 
-/// Copies a view that is not resized. Some of its pixels may be outside the raster.
+/// Copies a view that is not resized. Pixels of the view may be outside the raster.
 fn copy(from: &Raster, to: &mut Raster, view: &View, sampling: Sampling) {
     let ([height, width], channels) = (from.size(), from.channels());
     let [rows, columns] = view.size;
@@ -209,9 +209,9 @@ fn copy(from: &Raster, to: &mut Raster, view: &View, sampling: Sampling) {
     }
 }
 
-/// The bilinear resize. Its kernel is wider where the result is smaller.
+/// The bilinear resize. The kernel is wider if the result is smaller.
 fn resample(from: &Raster, to: &mut Raster, view: &View, resizer: &mut Resizer) {
-    // The resizer that asks images for their kind of pixel has code for thirteen of them.
+    // A resizer that finds the type of the pixels at run time contains code for thirteen types.
     match from.channels() {
         1 => resample_pixels::<U8>(from, to, view, resizer),
         _ => resample_pixels::<U8x3>(from, to, view, resizer),
@@ -268,7 +268,7 @@ fn pick(from: &Raster, to: &mut Raster, view: &View) {
 }
 
 /// Rotates counter-clockwise about the centre. Each pixel of the result is read at the place in
-/// `from` that rotates to it.
+/// `from` that rotates to the pixel.
 fn rotate(from: &Raster, to: &mut Raster, radians: f64, sampling: Sampling) {
     let ([height, width], channels) = (from.size(), from.channels());
     let (sin, cos) = radians.sin_cos();

@@ -23,7 +23,7 @@ use draw::{DrawnOps, ImageOp, Rect, draw};
 use std::sync::{Mutex, PoisonError};
 use write::{Tables, erase, write, write_mask};
 
-/// The purpose of the random numbers of the first step. The position of a step is added.
+/// The purpose of the random numbers of the first step. Each step adds its position.
 const PURPOSE: u64 = u64::from_be_bytes(*b"images\0\0");
 
 /// A list of steps whose order and numbers are valid.
@@ -199,7 +199,7 @@ impl<S: ImageSource> Transformed<S> {
     }
 }
 
-/// Checks that an image or mask of the source has the stated channels, and pixels.
+/// Checks that an image or mask of the source has pixels and the stated channels.
 fn check_shape(image: &Raster, channels: usize) -> Result<(), ImageError> {
     let [height, width] = image.size();
     let shape = [image.channels(), height, width];

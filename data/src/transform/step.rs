@@ -42,8 +42,8 @@ pub enum Step {
         degrees: f64,
     },
     /// Changes brightness, contrast, saturation and hue at random, in a random order. A value `x`
-    /// of the first three means a factor from `max(0, 1 - x)` to `1 + x`. Grey images keep their
-    /// saturation and hue.
+    /// of brightness, contrast or saturation means a factor from `max(0, 1 - x)` to `1 + x`. Grey
+    /// images keep their saturation and hue.
     ColourJitter {
         /// Maximum change of the brightness.
         brightness: f64,
@@ -62,8 +62,8 @@ pub enum Step {
         /// Standard deviation of each channel, not 0.
         std: Vec<f32>,
     },
-    /// Sets a random rectangle of the finished image to zero, at random. It must be the last step.
-    /// See [`Step::erase`].
+    /// Sets a random rectangle of the finished image to zero, at random. This step must be the
+    /// last. See [`Step::erase`].
     Erase {
         /// Probability, from 0 to 1.
         probability: f64,
@@ -159,7 +159,7 @@ impl Step {
         }
     }
 
-    /// The size of the image after the step, if it is the same for every image.
+    /// The size of the image after the step, if all images have one size.
     pub(super) fn size_after(&self, before: Option<[usize; 2]>) -> Option<[usize; 2]> {
         match *self {
             Self::Resize(size)

@@ -1,4 +1,4 @@
-//! Datasets composed of others: each sample has its place, and none is lost.
+//! Datasets composed of other datasets: each sample has its place, and no sample is lost.
 
 use crate::{Faulty, Way, drain, numbered, options};
 use lowtide_data::{

@@ -10,7 +10,7 @@ use std::fs;
 
 const NOT: i64 = IGNORED_LABEL;
 
-/// A document of `tokens`, the first `context` of which are context.
+/// A document of `tokens`. The first `context` tokens are context.
 fn document(tokens: &[u32], context: usize) -> Document {
     let mut document = Document::new();
     document.push_context(&tokens[..context]).unwrap();
@@ -131,7 +131,7 @@ fn text_files_are_documents_and_become_files_of_tokens() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..Default::default() })]
 
-    /// The twin states for each pair of neighbouring tokens whether the second is learned.
+    /// The expected label of a token is the next token, if that token is learned.
     #[test]
     fn every_learned_token_but_the_first_is_a_label_once(
         lengths in prop::collection::vec((1_usize..7, 0_usize..7), 1..12),

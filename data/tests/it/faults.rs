@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier};
 const LEN: usize = 20;
 const BATCH: usize = 3;
 
-/// The batches before the fault, and the error. Checks that nothing comes after it.
+/// The batches before the fault, and the error. Checks that nothing comes after the error.
 fn run_into_fault(loader: &Loader, fault: usize) -> DataError {
     let mut epoch = loader.epoch(0);
     for index in 0..fault / BATCH {
@@ -160,7 +160,7 @@ fn dropping_the_loader_and_its_epochs_leaves_no_thread_with_the_dataset() {
             drop(loader);
             let held = epoch.by_ref().take(taken).last();
             drop(epoch);
-            // Each worker holds a handle of the dataset until it ends.
+            // Each worker holds a handle of the dataset until the worker ends.
             assert_eq!(Arc::strong_count(&dataset), 1, "{workers} workers, {taken} batches");
             if let Some(batch) = held {
                 assert_eq!(Seen::of(&batch.unwrap()).index, taken.min(7) - 1);

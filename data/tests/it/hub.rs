@@ -1,4 +1,5 @@
-//! The local cache of the hub: files are found by branch, tag or commit, and never outside it.
+//! The local cache of the hub: files are found by branch, tag or commit, and never outside the
+//! cache.
 
 use crate::Folder;
 use lowtide_data::{HubCache, HubError, HubRepo};

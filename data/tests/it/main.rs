@@ -147,7 +147,7 @@ impl Drop for Bomb {
     }
 }
 
-/// A folder of one test. It is removed when the test ends.
+/// A folder of one test, removed when the test ends.
 struct Folder(tempfile::TempDir);
 
 impl Folder {

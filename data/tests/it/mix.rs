@@ -109,7 +109,7 @@ fn datasets_that_cannot_be_mixed_are_refused() {
     assert!(refused(no_labels, 1.0).contains("labels"));
 }
 
-/// A dataset with one sample that cannot be read, whose batches panic if asked to.
+/// A dataset with one sample that cannot be read. Batches panic if `panics` is true.
 struct Fragile {
     fields: [Field; 1],
     panics: bool,

@@ -165,7 +165,7 @@ fn test_shuffle_reproducibility() {
     }
 }
 
-/// Sample 0 is the last one that is read, and its batch comes first.
+/// Sample 0 is read last, and its batch comes first.
 #[test]
 fn test_in_order_index_ds() {
     struct Slow {
@@ -238,7 +238,7 @@ fn test_mp_every_n_steps() {
     }
 }
 
-/// torchdata refuses a state of another number of workers. This loader accepts it.
+/// torchdata refuses a state of another number of workers. This loader accepts such a state.
 #[test]
 fn test_num_workers_mismatch() {
     let loader = |workers| Loader::new(numbered(20), options(3, workers, 2)).unwrap();
@@ -290,7 +290,7 @@ fn test_end_of_epoch_behavior() {
     }
 }
 
-/// A state that is taken while batches are built ahead skips none of them.
+/// A state that is taken while batches are built ahead skips no batch.
 #[test]
 fn test_fast_state_dict_request_skip_steps() {
     let loader = Loader::new(numbered(64), options(1, 8, 0)).unwrap();
@@ -353,7 +353,7 @@ fn test_pin_memory() {
             for (locked, plain) in locked.epoch(epoch).zip(plain.epoch(epoch)) {
                 let (locked, plain) = (locked.unwrap(), plain.unwrap());
                 let (block, _) = locked.fields().next().unwrap().page_locked().unwrap();
-                // The host has written the buffer, so the copy before is complete. Another copy
+                // The host has written the buffer, so the previous copy is complete. Another copy
                 // begins.
                 streams.touch(&[block.block()]).unwrap();
                 streams.launch(copies, &[block.block()]).unwrap();

@@ -164,7 +164,8 @@ fn columns_that_are_missing_and_lists_of_other_lengths_are_refused() {
         vec![Column::Ints(vec![0, 1]), Column::Lists(defined, repeated, values)]
     };
     for (defined, repeated) in [
-        // Lists of two and three values; of two and four values, one of them null; of two and none.
+        // Lists of two and three values; of two and four values, one of them null; of two values
+        // and none.
         (vec![3; 5], vec![0, 1, 0, 1, 1]),
         (vec![3, 3, 3, 2], vec![0, 1, 0, 1]),
         (vec![3, 3, 1], vec![0, 1, 0]),

@@ -82,8 +82,8 @@ fn permuted_samples_come_at_every_position_and_after_every_other_about_as_often(
         assert_eq!(counts.len(), cells);
         counts.values().map(|count| (count - expected).powi(2) / expected).sum::<f64>()
     };
-    // 121 degrees of freedom (the sums of 12 rows and 12 columns are fixed), and similar for the
-    // 132 pairs: 174 is exceeded once in a thousand seeds. The seed is fixed.
+    // 121 degrees of freedom (the sums of 12 rows and 12 columns are fixed), and about that number
+    // for the 132 pairs: 174 is exceeded once in a thousand seeds. The seed is fixed.
     let positions = chi_square(&at_position, LEN * LEN, EPOCHS as f64 * LEN as f64);
     assert!(positions < 174.0, "chi square is {positions}");
     let pairs = chi_square(&successors, LEN * (LEN - 1), EPOCHS as f64 * (LEN - 1) as f64);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const WORKERS: [usize; 4] = [0, 1, 2, 8];
 
-/// A dataset of one number per sample; the listed samples fail, every second one by a panic.
+/// A dataset of one number per sample; the listed samples fail, every second of these by a panic.
 struct Torn {
     fields: [Field; 2],
     len: usize,

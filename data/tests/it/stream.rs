@@ -1,4 +1,4 @@
-//! Streams: rows of files in order, exact resume, and errors that lose nothing else.
+//! Streams: rows of files in order, exact resume, and errors that lose no other sample.
 
 use crate::{Folder, Seen, drain};
 use lowtide_data::{
@@ -439,7 +439,7 @@ fn options_that_no_loader_can_have_are_refused() {
     assert!(reader().stream(&["x"], 0).is_err());
 }
 
-/// A byte offset within a small file, or any other.
+/// A byte offset within a small file, or any number.
 fn any_byte() -> impl Strategy<Value = u64> {
     prop_oneof![0_u64..64, any::<u64>()]
 }

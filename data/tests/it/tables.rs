@@ -126,7 +126,7 @@ fn csv_errors_name_the_line_and_the_column() {
     assert_eq!(refused("a,b\n1,y\n", &options), cell);
     let options = with(CsvTarget::Class("b".into()));
     assert!(matches!(refused("a,b\n1,\n", &options), CsvError::Missing { line: 2, .. }));
-    // A quoted cell may contain newlines, which count for the line of the next record.
+    // A quoted cell may contain newlines, which add to the line number of the next record.
     let ragged = CsvError::Ragged { line: 4, expected: 2, actual: 1 };
     assert_eq!(refused("a,b\n1,\"\n2\"\n3\n", &numbers), ragged);
     let long = format!("a,b\n1,\"{}", "x".repeat(2 << 20));

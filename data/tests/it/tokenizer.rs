@@ -1,5 +1,5 @@
-//! Tokenizers: decoding inverts encoding, special tokens are markup only, libraries agree with
-//! theirs.
+//! Tokenizers: decoding inverts encoding, special tokens are only in markup, and the libraries give
+//! the tokens of the Python packages.
 
 use crate::Folder;
 use lowtide_data::{
@@ -11,8 +11,8 @@ use std::fs;
 
 const _: fn(&dyn Tokenizer) -> usize = |tokenizer| tokenizer.vocabulary_len();
 
-/// A byte-pair encoding of two merges, whose tokens are those of the Python package `tokenizers`
-/// 0.23.3 for the same file.
+/// A byte-pair encoding of two merges. The Python package `tokenizers` 0.23.3 gives the same tokens
+/// for this file.
 const SMALL: &str = r#"{
     "version": "1.0",
     "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
@@ -305,7 +305,7 @@ fn a_pipe_in_place_of_a_tokenizer_is_an_error() {
 }
 
 /// Every prefix of a file, and the file with each byte changed in a few ways, is a tokenizer or an
-/// error. A tokenizer among them encodes and decodes, or returns an error.
+/// error. Each such tokenizer encodes and decodes, or returns an error.
 #[test]
 fn no_cut_and_no_changed_byte_of_a_tokenizer_panics() {
     let good = SMALL.as_bytes();

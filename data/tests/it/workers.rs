@@ -13,7 +13,8 @@ fn one_field() -> [Field; 1] {
     [Field::new("y", ElementType::I64, &[])]
 }
 
-/// A dataset whose `write` waits until the barrier's number of samples are being written at once.
+/// A dataset whose `write` waits at a barrier, until the barrier's number of samples are being
+/// written.
 struct Together {
     fields: [Field; 1],
     len: usize,
@@ -188,7 +189,8 @@ fn what_was_built_ahead_in_vain_costs_no_buffer_and_no_order() {
             loader.build_ahead(epoch + 1);
             let mut begun = loader.epoch(epoch);
             begun.build_ahead(99);
-            // In the middle of an epoch, the buffers built ahead are taken for it and given back.
+            // In the middle of an epoch, the epoch takes the buffers built ahead and gives them
+            // back.
             let first = Seen::of(&begun.next().unwrap().unwrap());
             loader.build_ahead(7);
             let mut seen = vec![first];
@@ -285,7 +287,7 @@ fn shutdown_does_not_wait_for_a_sample_that_hangs_for_ever() {
     let mut epoch = loader.epoch(0);
     assert!(matches!(epoch.next(), Some(Err(DataError::Timeout { index: 0, .. }))));
     drop((epoch, loader));
-    // The hanging worker keeps the dataset, and drops it when its call returns.
+    // The hanging worker keeps the dataset until its call of `write` returns.
     assert_eq!(Arc::strong_count(&dataset), 2);
     dataset.freed.store(1, Ordering::SeqCst);
     while Arc::strong_count(&dataset) > 1 {

@@ -16,7 +16,8 @@ use crate::error::DataError;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A token of a document with two flags: the token is learned, and it is the first of its document.
+/// A token of a document with two flags: for a learned token, and for the first token of a
+/// document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cell(u32);
 
@@ -74,7 +75,8 @@ impl Document {
         self.push(tokens, 0)
     }
 
-    /// Appends tokens that end the document. They are learned if the token before them is.
+    /// Appends tokens that end the document. The tokens are learned if the token before them is
+    /// learned.
     pub(super) fn push_end(&mut self, tokens: &[u32]) -> Result<(), TokenTooLarge> {
         if self.cells.last().is_some_and(|cell| cell.is_learned()) {
             self.push_learned(tokens)
@@ -130,7 +132,8 @@ pub struct TokenTooLarge {
 }
 
 /// Documents in memory, with 4 bytes per token. [`JsonLines::read`](crate::JsonLines::read) returns
-/// them, and [`PackedRows`] and [`DocumentRows`] are datasets of them. Clones share the tokens.
+/// documents; [`PackedRows`] and [`DocumentRows`] are datasets of documents. Clones share the
+/// tokens.
 #[derive(Debug, Clone, Default)]
 pub struct Documents {
     cells: Arc<Vec<Cell>>,

@@ -43,7 +43,7 @@ impl PackedRows {
     /// Adds the fields for a model whose attention does not cross documents. `documents`, i64
     /// `[context]`, is the number of a token's document in the row, from 0 on. `positions`, i64
     /// `[context]`, is the position of a token in its document, counted from the start of the row
-    /// if the document began earlier. `labels` is added too; it is [`IGNORED_LABEL`] where the next
+    /// if the document began earlier. `labels` is added too, with [`IGNORED_LABEL`] where the next
     /// token begins a document, so that no document predicts the next one.
     #[must_use]
     pub fn with_boundaries(mut self) -> Self {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 ///
 /// The fields are i64: `chosen` and `rejected`, `[context + 1]`, padded with a token, and
 /// `chosen.labels` and `rejected.labels`, `[context]`, as in [`DocumentRows`](crate::DocumentRows).
-/// A pair with a row without labels is left out.
+/// A pair is left out if one of its rows has no labels.
 #[derive(Debug, Clone)]
 pub struct PreferenceRows {
     documents: [Documents; 2],

@@ -9,9 +9,9 @@ use crate::tokenizer::{SpecialRole, Tokenizer};
 use std::path::Path;
 
 impl Documents {
-    /// Reads each file of `paths` as a document, all tokens of which are learned. The tokenizer's
-    /// token for the end of a text follows, if it has one. A folder stands for its files `*.txt`,
-    /// sorted by name. A file is read as a whole.
+    /// Reads each file of `paths` as a document of learned tokens. The tokenizer's token for the
+    /// end of a text follows, if there is one. A folder stands for its files `*.txt`, sorted by
+    /// name. A file is read as a whole.
     ///
     /// # Errors
     /// [`DataError::File`] for a file that cannot be read; [`DataError::Malformed`] for a file that
@@ -44,7 +44,7 @@ impl Documents {
     }
 
     /// Writes the tokens of all documents to a file for [`TokenFile`](crate::TokenFile), and
-    /// returns their number. The file does not state the learned tokens.
+    /// returns the number of tokens. The file does not mark the learned tokens.
     ///
     /// # Errors
     /// As for [`TokenWriter`].

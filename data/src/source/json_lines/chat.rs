@@ -5,11 +5,12 @@ use crate::source::json_lines::error::LineError;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use serde::Deserialize;
 
-/// A chat template turns the turns of a chat into one document: `begin`, and for each turn the
-/// prefix of its role, its text, the suffix of its role, and `separator`.
+/// A chat template makes one document of a chat: `begin`, and for each turn the prefix of the role,
+/// the text, the suffix of the role, and `separator`.
 ///
-/// The name of a special token in these texts is encoded as that token, if the tokenizer has it. In
-/// the text of a turn it is encoded as ordinary text. All texts are encoded separately.
+/// In the texts of the template, the name of a special token is encoded as this token, if the
+/// tokenizer has the token. In the text of a turn, such a name is encoded as ordinary text. All
+/// texts are encoded separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatTemplate {
     /// Text before the first turn.
@@ -34,8 +35,8 @@ pub struct ChatRole {
 }
 
 impl ChatTemplate {
-    /// The template ChatML, which OpenAI's early chat models, Qwen and others use. It has the roles
-    /// `system`, `user`, `tool` and `assistant`; the turns of `assistant` are learned.
+    /// The template ChatML of OpenAI's early chat models, Qwen and others, with the roles `system`,
+    /// `user`, `tool` and `assistant`. The turns of `assistant` are learned.
     #[must_use]
     pub fn chat_ml() -> Self {
         let role = |name: &str| ChatRole {
@@ -48,7 +49,7 @@ impl ChatTemplate {
         Self { begin: String::new(), separator: "\n".to_owned(), roles }
     }
 
-    /// The template of Llama 3. It has the roles `system`, `user`, `ipython` and `assistant`; the
+    /// The template of Llama 3, with the roles `system`, `user`, `ipython` and `assistant`. The
     /// turns of `assistant` are learned.
     #[must_use]
     pub fn llama3() -> Self {
@@ -62,8 +63,8 @@ impl ChatTemplate {
         Self { begin: "<|begin_of_text|>".to_owned(), separator: String::new(), roles }
     }
 
-    /// The template of Gemma, which has no system prompt. It has the roles `user` and `assistant`,
-    /// which is called `model` in the text; the turns of `assistant` are learned.
+    /// The template of Gemma, which has no system prompt. The roles are `user` and `assistant`,
+    /// whose name in the text is `model`. The turns of `assistant` are learned.
     #[must_use]
     pub fn gemma() -> Self {
         let role = |(name, title): (&str, &str)| ChatRole {

@@ -17,7 +17,7 @@ pub enum LineError {
     /// A line is not JSON, or has a member of another type.
     #[error("column {}: {}", source.column(), reason(source))]
     Json {
-        /// The parser's error. Its line is always 1.
+        /// The parser's error, whose line is always 1.
         source: serde_json::Error,
     },
     /// The object does not have a member.

@@ -53,13 +53,13 @@ pub struct JsonLines {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LineFormat {
-    /// A text, all tokens of which are learned.
+    /// A text whose tokens are all learned.
     Text {
         /// Name of the member with the text.
         text: String,
     },
-    /// A prompt, which is context, and a completion, which is learned. The two are encoded
-    /// separately.
+    /// A prompt, which is context, and a completion, which is learned. Prompt and completion are
+    /// encoded separately.
     Completion {
         /// Name of the member with the prompt.
         prompt: String,
@@ -115,7 +115,7 @@ impl JsonLines {
     pub const LINE_BYTES_MAX: usize = 16 << 20;
 
     /// A reader of lines with this format. Each document ends with the tokenizer's token for the
-    /// end of a text, if it has one.
+    /// end of a text, if there is one.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`] if the chat template cannot be encoded.
@@ -133,7 +133,7 @@ impl JsonLines {
     }
 
     /// Changes the tokens before and after each document. `begin` is context; `end` is learned if
-    /// the token before it is.
+    /// the token before it is learned.
     #[must_use]
     pub fn with_frame(self, begin: Option<u32>, end: Option<u32>) -> Self {
         Self { begin, end, ..self }
@@ -200,7 +200,7 @@ impl JsonLines {
         }
     }
 
-    /// The document of a line. It is empty if it would have no tokens but `begin` and `end`.
+    /// The document of a line; empty if there are no tokens but `begin` and `end`.
     fn parse(&self, line: &[u8]) -> Result<Document, LineError> {
         let tokenizer = self.tokenizer.as_ref();
         let mut document = Document::new();

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// The members `names` of the object on a line. If a name occurs twice, the last one counts.
+/// The members `names` of the object on a line. If a name occurs twice, the last member counts.
 pub(super) fn fields_of<'a, T: Deserialize<'a>, const N: usize>(
     line: &'a [u8],
     names: [&str; N],
@@ -18,7 +18,7 @@ pub(super) fn fields_of<'a, T: Deserialize<'a>, const N: usize>(
     Ok(found.map(|value| value.expect("a missing member was returned above")))
 }
 
-/// The members `names` of the object on a line; `None` for a missing one. See [`fields_of`].
+/// The members `names` of the object on a line; `None` for a missing member. See [`fields_of`].
 pub(super) fn found_fields_of<'a, T: Deserialize<'a>, const N: usize>(
     line: &'a [u8],
     names: [&str; N],

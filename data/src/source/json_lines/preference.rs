@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// Reads files with a JSON object on each line: a prompt, the chosen answer and the rejected
 /// answer, as texts or as turns of chats. Blank lines are ignored.
 ///
-/// In texts, the prompt is context and the answer is learned, with the tokenizer's token for the
-/// end of a text if it has one. Prompt and answer are encoded separately. In chats, the template
+/// In texts, the prompt is context. The answer is learned, with the tokenizer's token for the end
+/// of a text, if there is one. Prompt and answer are encoded separately. In chats, the template
 /// determines the roles whose turns are learned.
 ///
 /// # Examples
@@ -54,8 +54,8 @@ impl PreferenceLines {
     }
 
     /// A reader of the format `{"prompt": [..], "chosen": [..], "rejected": [..]}`, with turns
-    /// `{"role": ..., "content": ...}`. Both answers follow the prompt. A line whose answers begin
-    /// with the prompt needs no `prompt`.
+    /// `{"role": ..., "content": ...}`. The chosen and the rejected answer follow the prompt. A
+    /// line whose answers begin with the prompt needs no `prompt`.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`] if the template cannot be encoded.

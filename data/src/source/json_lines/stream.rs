@@ -234,8 +234,8 @@ impl Stream for JsonLinesStream {
         (self.lines, self.next, self.used) = (None, place, used);
         (self.bad_since, self.bad_known) = (0, bad_known);
         self.pending.clear();
-        // The state does not store it. If the round had no document, the next round ends the
-        // stream.
+        // The state does not store `has_documents`. If the round had no document, the next round
+        // ends the stream.
         self.has_documents = true;
         Ok(())
     }
