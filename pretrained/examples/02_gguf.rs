@@ -1,4 +1,4 @@
-//! A folder of transformers' to a GGUF file: `02_gguf FOLDER FILE [q8_0]`.
+//! A model folder in the format of transformers as a GGUF file: `02_gguf FOLDER FILE [q8_0]`.
 
 use lowtide_pretrained::{Config, GgufOptions, GgufType, save_gguf};
 use lowtide_tensor::{CpuOptions, DType, Device};

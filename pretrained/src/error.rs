@@ -38,7 +38,7 @@ pub enum PretrainedError {
     Entry {
         /// Path of the file.
         path: PathBuf,
-        /// Name of the entry; those inside others after a dot.
+        /// Name of the entry. The name of an entry inside another follows a dot.
         entry: String,
         /// The problem of the entry.
         problem: EntryProblem,
@@ -46,9 +46,9 @@ pub enum PretrainedError {
     /// There is no such folder, and the local cache of the hub has no such model.
     #[error("{name} is no folder, and {source}")]
     NotFound {
-        /// The name that was asked for.
+        /// The name of the model.
         name: String,
-        /// Where the cache was looked at.
+        /// The error of the search in the cache.
         source: HubError,
     },
     /// A file of weights is not a safetensors file.
@@ -64,7 +64,7 @@ pub enum PretrainedError {
     Weights {
         /// The folder of the files.
         folder: PathBuf,
-        /// Every tensor that is missing, not known, or of another shape or type.
+        /// Every tensor that is missing, unknown, or of another shape or type.
         problems: Vec<WeightProblem>,
     },
     /// A model cannot be written for other programs, or not in this format.
@@ -74,29 +74,30 @@ pub enum PretrainedError {
         architecture: &'static str,
         /// The name of the format.
         format: &'static str,
-        /// The reason why it is not exported.
+        /// The reason why the model is not exported.
         problem: ExportProblem,
     },
 }
 
-/// Why a model cannot be written in a format.
+/// Reasons why a model cannot be written in a format.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExportProblem {
-    /// The programs that read the format do not compute what the model does.
+    /// Programs that read the format compute other results than the model.
     #[error("no program that reads it has {what}")]
     NoForm {
-        /// The part of the model that the format does not have.
+        /// The part of the model that the format lacks.
         what: &'static str,
     },
-    /// A parameter that the model has and the architecture in this format has not, or the other way
-    /// round.
+    /// A parameter of the model that the architecture in this format lacks, or a parameter of the
+    /// architecture that the model lacks.
     #[error("{name} has no place in it")]
     NoPlace {
         /// Name of the parameter.
         name: String,
     },
-    /// The model has adapters or weights in few bits, which belong into its weights first.
+    /// The model has adapters or quantised weights. Adapters must be merged and weights decoded
+    /// first.
     #[error("the parameters are not those of the configuration: adapters have to be merged")]
     Parameters,
 }
@@ -105,10 +106,10 @@ pub enum ExportProblem {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum EntryProblem {
-    /// The entry is not there, and nothing stands for it.
+    /// The entry is missing and has no default.
     #[error("missing")]
     Missing,
-    /// The entry is of another kind, or outside what such entries can be.
+    /// The entry has another kind, or is outside its range.
     #[error("{found} is not {expected}")]
     Wrong {
         /// The values that the entry can have.
@@ -116,7 +117,7 @@ pub enum EntryProblem {
         /// The value of the entry, shortened.
         found: String,
     },
-    /// The entry asks for something that is not supported.
+    /// The entry has a value that is not supported.
     #[error("{found} is not supported")]
     Unsupported {
         /// The value of the entry, shortened.
@@ -129,11 +130,11 @@ pub enum EntryProblem {
 pub struct WeightProblem {
     /// Name of the tensor.
     pub name: String,
-    /// How file and model differ.
+    /// The difference between file and model.
     pub problem: WeightsProblem,
 }
 
-/// As many problems as a terminal has room for.
+/// The first few problems of a list, for a terminal.
 struct Listed<'a>(&'a [WeightProblem]);
 
 impl Display for Listed<'_> {
@@ -172,13 +173,13 @@ impl PretrainedError {
     }
 }
 
-/// The result of an operation of this crate. It is not called `Result`, so that all crates of the
+/// The result of an operation of this crate. The name is not `Result`, so that all crates of the
 /// workspace can be imported by glob together.
 pub type PretrainedResult<T, E = PretrainedError> = std::result::Result<T, E>;
 
 pub(crate) use PretrainedResult as Result;
 
-/// A text of a file as it is in a message: hostile ones are long.
+/// A text from a file, shortened for a message, because a hostile text may be long.
 pub(crate) fn shortened(text: &str) -> String {
     const SHOWN_MAX: usize = 60;
     match text.char_indices().nth(SHOWN_MAX) {

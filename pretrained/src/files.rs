@@ -1,5 +1,5 @@
-//! Files of other programs: read whole if they are not too large, and written so that what is at a
-//! place is whole.
+//! Files of other programs: read whole up to a maximum size, and written so that a file is complete
+//! or absent.
 
 use std::fs;
 use std::io::{self, BufWriter, Read, Write};
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{PretrainedError, Result};
 
-/// Where a file is written before it is whole.
+/// The path of a file until the file is complete.
 pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".partial");
     beside.into()
 }
 
-/// The bytes of a file that other programs wrote, if there are no more than such files have.
+/// Reads a file of another program, of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// `File`, also for what is no regular file, such as a pipe, which is not opened: that would wait
-/// for a writer.
+/// `File`, also for a path that is no regular file. A pipe is not opened, because opening would
+/// wait for a writer.
 pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
     let read = || {
@@ -48,7 +48,7 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<String> {
     })
 }
 
-/// Writes the contents of a file beside its place first.
+/// Writes a file under a temporary name first, then renames it.
 pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
     write_file_beside(path, |file| file.write(bytes))
 }
@@ -57,7 +57,7 @@ pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
 pub(crate) struct Written<'a> {
     path: &'a Path,
     file: BufWriter<fs::File>,
-    /// Bytes so far.
+    /// Number of bytes so far.
     pub(crate) size_bytes: u64,
 }
 
@@ -70,7 +70,7 @@ impl Written<'_> {
         written.map_err(|source| PretrainedError::File { path: self.path.to_owned(), source })
     }
 
-    /// Zeros up to the next multiple of `align_bytes`.
+    /// Writes zeros up to the next multiple of `align_bytes`.
     ///
     /// # Errors
     /// `File`.
@@ -80,8 +80,8 @@ impl Written<'_> {
     }
 }
 
-/// A file that is written beside its place, so that what is at its place is whole. Dropped before
-/// it is published, it leaves nothing.
+/// A file with a temporary name, so that a file with the final name is always complete. Dropping
+/// the value before it is published removes the file.
 pub(crate) struct Partial<'a> {
     path: &'a Path,
 }
@@ -90,7 +90,7 @@ impl<'a> Partial<'a> {
     /// Writes a file by `write`.
     ///
     /// # Errors
-    /// `File`, and those of `write`.
+    /// `File`, and the errors of `write`.
     pub(crate) fn write(
         path: &'a Path,
         write: impl FnOnce(&mut Written<'_>) -> Result<()>,
@@ -111,7 +111,7 @@ impl<'a> Partial<'a> {
     /// Puts the file in its place.
     ///
     /// # Errors
-    /// `File`; what was there before is then untouched.
+    /// `File`; an earlier file is then untouched.
     pub(crate) fn publish(self) -> Result<()> {
         fs::rename(beside(self.path), self.path).map_err(|source| self.error(source))
     }
@@ -119,15 +119,16 @@ impl<'a> Partial<'a> {
 
 impl Drop for Partial<'_> {
     fn drop(&mut self) {
-        // Not there any more once it was published.
+        // After publishing there is no such file.
         drop(fs::remove_file(beside(self.path)));
     }
 }
 
-/// Writes a file by `write` beside its place first, so that what is at its place is whole.
+/// Writes a file by `write` under a temporary name, then renames it, so that a file with the final
+/// name is always complete.
 ///
 /// # Errors
-/// `File`, and those of `write`; the file that was there before is then untouched.
+/// `File`, and the errors of `write`; an earlier file is then untouched.
 pub(crate) fn write_file_beside(
     path: &Path,
     write: impl FnOnce(&mut Written<'_>) -> Result<()>,
@@ -135,21 +136,21 @@ pub(crate) fn write_file_beside(
     Partial::write(path, write)?.publish()
 }
 
-/// Does `work` that writes into `folder`, which is made if it is not there, and then removed again
-/// if `work` fails.
+/// Runs `work`, which writes into `folder`. The folder is made if it does not exist, and removed
+/// again if `work` fails.
 ///
 /// # Errors
-/// `File`, and those of `work`.
+/// `File`, and the errors of `work`.
 pub(crate) fn in_folder(folder: &Path, work: impl FnOnce() -> Result<()>) -> Result<()> {
     let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
     let new: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
     let made = fs::create_dir_all(folder);
     made.map_err(|source| PretrainedError::File { path: folder.to_owned(), source })?;
-    // Where something else was written meanwhile, they stay.
+    // A folder with files of another process stays.
     work().inspect_err(|_| new.iter().for_each(|path| drop(fs::remove_dir(path))))
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 ///
 /// # Errors
 /// `File`.

@@ -1,5 +1,5 @@
-//! Bytes of a stranger as the config of adapters, and as their weights: refused and the model as
-//! before, or adapters.
+//! Untrusted bytes as the configuration of adapters, and as their weights: refused without a change
+//! of the model, or read as adapters.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ const SEEDS: &[&[u8]] = &[
     include_bytes!("../../tests/fixtures/lora-llama/adapter_model.safetensors"),
 ];
 
-/// How many of the two files it is.
+/// Number of the two files that the bytes can be read as.
 fn check(bytes: &[u8]) -> usize {
     let mut model = model(&folder("llama"));
     let before = bits(&mut model);

@@ -1,5 +1,5 @@
-//! Text of a stranger as a configuration: refused by name, or one that a simulated device makes a
-//! model of, or has no memory for.
+//! Untrusted text as a configuration: refused by name, or a configuration whose model a simulated
+//! device makes or has no memory for.
 
 #![no_main]
 
@@ -30,7 +30,7 @@ fn check_of<S: Shape>(text: &str) -> usize {
     1
 }
 
-/// How many kinds of models it is of.
+/// Number of kinds of models that the text configures.
 fn check(bytes: &[u8]) -> usize {
     let Ok(text) = std::str::from_utf8(bytes) else { return 0 };
     check_of::<DecoderShape>(text)

@@ -1,5 +1,5 @@
-//! Bytes of a stranger as the index of files of weights: refused and the model as before, or the
-//! weights.
+//! Untrusted bytes as the index of files of weights: refused without a change of the model, or the
+//! weights are read.
 
 #![no_main]
 
@@ -12,7 +12,7 @@ use lowtide_pretrained_fuzz::{bits, folder, model, reads_all};
 const SEEDS: &[&[u8]] =
     &[include_bytes!("../../tests/fixtures/llama/model.safetensors.index.json")];
 
-/// Whether the weights are read.
+/// 1 if the weights are read, else 0.
 fn check(bytes: &[u8]) -> usize {
     let folder = folder("llama");
     let mut model = model(&folder);

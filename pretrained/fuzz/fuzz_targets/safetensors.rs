@@ -1,5 +1,5 @@
-//! Bytes of a stranger as a file of weights: refused and the model as before, or tensors that lie
-//! in the file, each name once, which the model has or not.
+//! Untrusted bytes as a file of weights: refused without a change of the model, or tensors that lie
+//! in the file, each name once. The model may lack a tensor of that name.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ const SEEDS: &[&[u8]] = &[
     include_bytes!("../../tests/fixtures/quantized-int8/model.safetensors"),
 ];
 
-/// How many tensors there are.
+/// Number of tensors in the file.
 fn check(bytes: &[u8]) -> usize {
     let parsed = parse_safetensors(bytes, Path::new("file"));
     let mut names = BTreeSet::new();

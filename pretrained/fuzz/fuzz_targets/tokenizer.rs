@@ -1,5 +1,5 @@
-//! Bytes of a stranger as a tokenizer: refused, or tokens below the length of its vocabulary; and
-//! in a GGUF file, which is whole or not there.
+//! Untrusted bytes as a tokenizer: refused, or tokens below the length of the vocabulary. A GGUF
+//! file with the tokenizer is complete or absent.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ const SEEDS: &[&[u8]] = &[
     include_bytes!("../../tests/fixtures/gguf/characters/tokenizer.json"),
 ];
 
-/// How many tokens a text has.
+/// Number of tokens of a text.
 fn check(bytes: &[u8]) -> usize {
     let folder = folder("llama");
     fs::write(folder.join("tokenizer.json"), bytes).expect("room");

@@ -1,8 +1,7 @@
-//! Parts that the targets share: bytes of a stranger as a file of a model's folder, and a small
-//! model.
+//! Parts that the targets share: untrusted bytes as a file of a model's folder, and a small model.
 //!
-//! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS ../tests/fixtures/llama` begins with good files:
-//! the fixtures of the tests, of which other targets want other folders.
+//! `RUSTC_BOOTSTRAP=1 cargo fuzz run TARGET CORPUS ../tests/fixtures/llama` begins with valid
+//! files, the fixtures of the tests. Other targets need other folders of fixtures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use lowtide_tensor::{CpuOptions, DType, Device, RandomKey};
 /// A folder of this process with a copy of a fixture, in memory if there is such a file system.
 ///
 /// # Panics
-/// Where there is no room.
+/// If there is no room.
 pub fn folder(case: &str) -> PathBuf {
     let shared_memory = Path::new("/dev/shm");
     let parent =
@@ -30,10 +29,10 @@ pub fn folder(case: &str) -> PathBuf {
     folder
 }
 
-/// A device of the tests, of one thread.
+/// A CPU device of one thread.
 ///
 /// # Panics
-/// Without an address space.
+/// If there is no address space.
 pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let options =
@@ -41,10 +40,10 @@ pub fn device() -> Device {
     DEVICE.get_or_init(|| Device::cpu(options).expect("the address space")).clone()
 }
 
-/// A model of the configuration in `folder`, with weights of its own.
+/// A model of the configuration in `folder`, with random weights.
 ///
 /// # Panics
-/// When the configuration is not a good one.
+/// If the configuration is not valid.
 pub fn model(folder: &Path) -> Decoder {
     let config = Config::open(folder).expect("a good one");
     config.decoder(&device(), RandomKey::new(0), DType::F32).expect("memory")
@@ -53,17 +52,17 @@ pub fn model(folder: &Path) -> Decoder {
 /// The bits of all tensors.
 ///
 /// # Panics
-/// Never: the processor's values are there.
+/// Never: the values of a CPU model can be read.
 pub fn bits(model: &mut Decoder) -> Vec<Vec<u8>> {
     let mut bits = Vec::new();
     model.visit_tensors(&mut |_, value| bits.push(value.to_bytes().expect("of the processor")));
     bits
 }
 
-/// Checks that a target reads something: each of its `seeds` is a good file.
+/// Checks that a target reads each of its `seeds`, which are valid files.
 ///
 /// # Panics
-/// When it does not, and would find nothing.
+/// If a seed is not read, because the target would then find no faults.
 pub fn reads_all(target: fn(&[u8]) -> usize, seeds: &[&[u8]]) {
     seeds.iter().for_each(|seed| assert!(target(seed) > 0, "a seed is not read"));
 }

@@ -1,4 +1,4 @@
-//! Entries of a `config.json`. What nothing reads is refused by name, never ignored.
+//! Entries of a `config.json`. An entry that no code reads is refused by name, never ignored.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,17 +8,17 @@ use serde_json::{Map, Value};
 
 use crate::error::{EntryProblem, PretrainedError, Result, shortened};
 
-/// Counts above are no model's: sums and products of those below fit 128 bits, and a layer's fit a
-/// tensor.
+/// Maximum of a count, above the counts of every model. Sums and products of smaller counts fit 128
+/// bits, and the counts of a layer fit a tensor.
 const COUNT_MAX: u64 = 1 << 31;
 
-/// Entries of a configuration, by name. Those that are null count as absent.
+/// Entries of a configuration, by name. A null entry counts as absent.
 #[derive(Debug)]
 pub struct Entries<'a> {
     path: &'a Path,
-    /// The name of the entry that these are in, and a dot.
+    /// The name of the enclosing entry, and a dot.
     prefix: String,
-    /// Not a copy, of which there would be one for each layer.
+    /// The entries, shared by all layers so that no layer has a copy.
     entries: &'a Map<String, Value>,
     read: RefCell<BTreeSet<&'static str>>,
 }
@@ -37,7 +37,7 @@ impl<'a> Entries<'a> {
         self.error(name, EntryProblem::Wrong { expected, found: shortened(&value.to_string()) })
     }
 
-    /// An entry that no part of this crate stands for.
+    /// The error for an entry that this crate does not support.
     pub(crate) fn unsupported(&self, name: &str, value: &Value) -> PretrainedError {
         self.error(name, EntryProblem::Unsupported { found: shortened(&value.to_string()) })
     }
@@ -56,13 +56,13 @@ impl<'a> Entries<'a> {
         found.ok_or_else(|| self.error(name, EntryProblem::Missing))
     }
 
-    /// An entry that is there and not null.
+    /// The value of an entry that exists and is not null.
     pub(crate) fn value(&self, name: &'static str) -> Option<&'a Value> {
         self.read.borrow_mut().insert(name);
         self.entries.get(name).filter(|value| !value.is_null())
     }
 
-    /// True if an entry is there, be it null.
+    /// True if an entry exists, even as null.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
@@ -102,7 +102,7 @@ impl<'a> Entries<'a> {
         if number > 0.0 { Ok(number) } else { Err(self.wrong(name, &number.into(), "above 0")) }
     }
 
-    /// A probability of dropout, or what stands for it where it is absent.
+    /// A probability of dropout, or `absent` if there is no entry.
     pub(crate) fn probability(&self, name: &'static str, absent: f64) -> Result<f64> {
         let is_one = |number: &f64| (0.0..1.0).contains(number);
         let found = self.of(name, "in [0, 1)", |value| value.as_f64().filter(is_one))?;
@@ -121,14 +121,14 @@ impl<'a> Entries<'a> {
         self.needed(name, self.optional_text(name)?)
     }
 
-    /// True if an entry is true, or what stands for it where it is absent.
+    /// A truth value, or `absent` if there is no entry.
     pub(crate) fn flag(&self, name: &'static str, absent: bool) -> Result<bool> {
         Ok(self.of(name, "true or false", Value::as_bool)?.unwrap_or(absent))
     }
 
     /// The entries inside an entry.
     pub(crate) fn inside(&self, name: &'static str) -> Result<Option<Entries<'a>>> {
-        /// They are looked through for every layer.
+        /// Limit of the entries, because every layer searches all of them.
         const LEN_MAX: usize = 256;
         let entries = self.of(name, "an object of at most 256 entries", |value| {
             value.as_object().filter(|entries| entries.len() <= LEN_MAX)
@@ -137,7 +137,7 @@ impl<'a> Entries<'a> {
         Ok(entries.map(|entries| Entries { path, prefix, entries, read: RefCell::default() }))
     }
 
-    /// Checks that options that are not supported have the value that stands for their absence.
+    /// Checks that unsupported options have the value for their absence.
     pub(crate) fn without(&self, names: &[&'static str]) -> Result<()> {
         let is_off = |value: &Value| value == false || value.as_f64() == Some(0.0);
         for name in names {
@@ -148,7 +148,7 @@ impl<'a> Entries<'a> {
         Ok(())
     }
 
-    /// Checks that an entry has the only value that is supported, if it is there.
+    /// Checks that an entry, if present, has the only supported value.
     pub(crate) fn only(&self, name: &'static str, built: bool) -> Result<()> {
         if self.flag(name, built)? == built {
             Ok(())

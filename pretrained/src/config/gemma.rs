@@ -1,5 +1,5 @@
-//! Gemma and Gemma 3: norms whose weights 1 is added to, a scaled table of tokens, GeGLU; in
-//! Gemma 3 norms around each branch, and windows with angles of their own.
+//! Gemma and Gemma 3: norms with weights `1 + w`, a scaled table of tokens, GeGLU. Gemma 3 adds
+//! norms around each branch, and windows with their own angles.
 
 use lowtide_nn::{RotaryEmbedding, RotaryScaling};
 
@@ -27,7 +27,7 @@ fn variant(entries: &Entries) -> Result<Variant> {
     })
 }
 
-/// The norms and the scaled table that all Gemmas have.
+/// The norms and the scaled table of all Gemmas.
 fn scaled(shape: DecoderShape) -> DecoderShape {
     let norm = NormShape { kind: NormKind::RmsPlusOne, ..shape.norm };
     DecoderShape { table_scale: (shape.width as f64).sqrt(), norm, ..shape }
@@ -40,7 +40,7 @@ pub(super) fn gemma(entries: &Entries) -> Result<DecoderShape> {
         let rotary = Some(rotary(entries, head_width, absent)?);
         Ok(LayerShape { window: None, rotary, scale: None })
     })?;
-    // Files that say "gelu" mean the approximation, and some say so in an entry of another name.
+    // "gelu" in a file means the approximation, and some files name the function in another entry.
     let activation = match entries.value("hidden_activation") {
         Some(_) => activation(entries, "hidden_activation")?,
         None if shape.feed_forward.activation == Activation::Gelu => Activation::GeluTanh,
@@ -64,7 +64,7 @@ pub(super) fn gemma2(entries: &Entries) -> Result<DecoderShape> {
     capped(entries, shape, [Some(50.0), Some(30.0)])
 }
 
-/// The caps of scores and of logits, where they are absent those that transformers assumes.
+/// The caps of scores and of logits. An absent entry has the default of transformers.
 fn capped(
     entries: &Entries,
     shape: DecoderShape,
@@ -82,7 +82,8 @@ fn capped(
     Ok(DecoderShape { attention, logit_cap, ..shape })
 }
 
-/// A model with norms around each branch, of which one layer in `pattern` sees all positions.
+/// A model with norms around each branch. One layer in `pattern` sees all positions; the others
+/// have a window.
 fn shape_after(
     entries: &Entries,
     has_head_norms: bool,
@@ -91,7 +92,7 @@ fn shape_after(
 ) -> Result<DecoderShape> {
     entries.without(&["use_bidirectional_attention"])?;
     let activation = "hidden_activation";
-    // An older name of the same, which transformers does not read.
+    // An older name of the entry, which transformers does not read.
     entries.value("hidden_act");
     let variant = Variant { has_head_norms, activation, ..variant(entries)? };
     let scale = if entries.has("query_pre_attn_scalar") {
@@ -116,8 +117,8 @@ fn shape_after(
     Ok(scaled(DecoderShape { residual: Residual::PrePostNorm, ..shape }))
 }
 
-/// The angles of layers with a window, and of those without: in newer files by the type of the
-/// layer, in older ones windows have a base of their own and no scaling.
+/// The angles of layers with a window and of layers without. Newer files state angles for each type
+/// of layer. In older files, windows have their own base and no scaling.
 fn angles(entries: &Entries, is_sliding: bool, head_width: usize) -> Result<RotaryEmbedding> {
     let local = entries.optional_number("rope_local_base_freq")?.unwrap_or(LOCAL_BASE);
     let absent = RotaryDefaults { base: if is_sliding { local } else { GLOBAL_BASE }, share: 1.0 };

@@ -9,7 +9,7 @@ use crate::decoder::{
 use crate::error::Result;
 
 pub(super) fn gpt2(entries: &Entries) -> Result<DecoderShape> {
-    // Scores that are computed in f32 while the model is in another type change nothing in f32.
+    // Computing scores in f32 in a model of another type changes nothing in f32.
     entries.without(&["add_cross_attention", "reorder_and_upcast_attn"])?;
     entries.only("tie_word_embeddings", true)?;
     let (width, heads) = (entries.count("n_embd")?, entries.count("n_head")?);

@@ -1,4 +1,4 @@
-//! Llama and those that are like it: gated layers, RMS norms, rotary positions, grouped heads.
+//! Llama and similar models: gated layers, RMS norms, rotary positions, grouped heads.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::decoder::{
 };
 use crate::error::{EntryProblem, Result};
 
-/// Where the relatives differ.
+/// The differences between Llama and its relatives.
 pub(super) struct Variant {
     pub(super) is_tied: bool,
     pub(super) has_input_bias: bool,
@@ -19,7 +19,8 @@ pub(super) struct Variant {
     pub(super) has_feed_forward_bias: bool,
     /// The entry of the activation.
     pub(super) activation: &'static str,
-    /// Where no entry says it; the width divided by the heads if absent.
+    /// The size of a head for configurations without the entry; if absent, the width divided by the
+    /// heads.
     pub(super) head_width: Option<usize>,
 }
 
@@ -68,7 +69,7 @@ pub(super) fn qwen3(entries: &Entries) -> Result<DecoderShape> {
     shape(entries, variant, with_windows(qwen_window))
 }
 
-/// Layers with the same angles and the windows that `window` says.
+/// Layers with equal angles, and with the windows that `window` returns.
 fn with_windows(
     window: impl Fn(&Entries, usize) -> Result<Option<usize>>,
 ) -> impl Fn(&Entries, usize, usize) -> Result<LayerShape> {
@@ -79,8 +80,8 @@ fn with_windows(
     }
 }
 
-/// The entry `sliding_window`: where it is null there is none, where it is absent it is the one
-/// that transformers assumes.
+/// The entry `sliding_window`: no window if the entry is null, the default of transformers if the
+/// entry is absent.
 pub(super) fn window(entries: &Entries) -> Result<Option<usize>> {
     if entries.has("sliding_window") {
         entries.optional_count("sliding_window")
@@ -89,11 +90,11 @@ pub(super) fn window(entries: &Entries) -> Result<Option<usize>> {
     }
 }
 
-/// The window of a layer: by its type, or as older files say, of all from some layer on.
+/// The window of a layer: by the layer's type, or in older files for all layers from some index on.
 fn qwen_window(entries: &Entries, index: usize) -> Result<Option<usize>> {
     let has_windows = entries.flag("use_sliding_window", false)?;
     let window = window(entries)?.filter(|_| has_windows);
-    // A count of 0 is meant for all layers.
+    // `max_window_layers` of 0 gives all layers a window.
     let first = entries.value("max_window_layers").and_then(Value::as_u64).unwrap_or(28);
     match layer_type(entries, index)? {
         Some(is_sliding) => window_of_type(entries, is_sliding, window),
@@ -101,7 +102,7 @@ fn qwen_window(entries: &Entries, index: usize) -> Result<Option<usize>> {
     }
 }
 
-/// True if a layer has a window, if `layer_types` says so.
+/// True if `layer_types` gives a layer a window; `None` if there is no such entry.
 pub(super) fn layer_type(entries: &Entries, index: usize) -> Result<Option<bool>> {
     let Some(types) = entries.value("layer_types") else { return Ok(None) };
     match types.get(index).and_then(Value::as_str) {
@@ -115,7 +116,7 @@ pub(super) fn layer_type(entries: &Entries, index: usize) -> Result<Option<bool>
     }
 }
 
-/// The window of a layer that has one or not.
+/// The window of a layer, or `None` if the layer has no window.
 pub(super) fn window_of_type(
     entries: &Entries,
     is_sliding: bool,
@@ -127,7 +128,7 @@ pub(super) fn window_of_type(
     Ok(window.filter(|_| is_sliding))
 }
 
-/// A model whose layer of a number, with heads of a width, is what `layer` says.
+/// A model whose layers come from `layer`, which gets the index of a layer and the width of a head.
 pub(super) fn shape(
     entries: &Entries,
     variant: Variant,

@@ -1,4 +1,4 @@
-//! A model's `config.json`: which architecture it is of, and its shape.
+//! A model's `config.json`: the architecture and the shape.
 
 mod entries;
 mod gemma;
@@ -22,8 +22,8 @@ use crate::files::{read_text, write_beside};
 use crate::weights::{Stored, load, load_by_parts};
 pub(crate) use entries::Entries;
 
-/// Entries without an influence on what a model computes: how weights are initialised and stored,
-/// what text is made of, names of classes, and what other programs keep.
+/// Entries without an effect on the results of a model: initialisation and storage of weights, the
+/// tokenizer, names of classes, and settings of other programs.
 const IGNORED: [&str; 37] = [
     "_attn_implementation",
     "_name_or_path",
@@ -64,10 +64,11 @@ const IGNORED: [&str; 37] = [
     "use_cache",
 ];
 
-/// An architecture: its name, the `model_type` of files that name none, and what reads its entries.
+/// An architecture: its name, the `model_type` of files without a name, and the function that reads
+/// the entries.
 pub(crate) type Architecture<S> = (&'static str, &'static str, fn(&Entries) -> Result<S>);
 
-/// The shape that a configuration describes, with its model. Only shapes of this crate are.
+/// The shape in a configuration, with the type of its model. Only this crate implements the trait.
 pub trait Shape: Clone + 'static {
     /// The model of this shape.
     type Model: Stored;
@@ -86,7 +87,7 @@ pub trait Shape: Clone + 'static {
         Ok(model)
     }
 
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     #[doc(hidden)]
     fn count(&self) -> u128;
 }
@@ -121,7 +122,7 @@ impl Shape for DecoderShape {
     }
 }
 
-/// The configuration of a model, and where it was found.
+/// The configuration of a model, and the folder of its file.
 #[derive(Clone, Debug)]
 pub struct ModelConfig<S> {
     folder: PathBuf,
@@ -136,13 +137,13 @@ pub struct ModelConfig<S> {
 pub type Config = ModelConfig<DecoderShape>;
 
 impl<S: Shape> ModelConfig<S> {
-    /// The configuration of the model in the folder `path`; where there is no such folder, of the
-    /// model of that name, such as `org/name`, in the [local cache of the hub](HubCache). Nothing
+    /// The configuration of the model in the folder `path`. If there is no such folder, `path` is
+    /// the name of a model, such as `org/name`, in the [local cache of the hub](HubCache). Nothing
     /// is downloaded.
     ///
     /// # Errors
-    /// `NotFound` with where it was looked, `File`, `Json`, and `Entry` for a configuration that
-    /// is damaged or asks for something that is not supported.
+    /// `NotFound` with the places that were searched, `File`, `Json`, and `Entry` for a damaged
+    /// configuration or an unsupported setting.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_in(path.as_ref(), &HubCache::from_environment())
     }
@@ -162,15 +163,15 @@ impl<S: Shape> ModelConfig<S> {
     }
 
     fn read(folder: &Path, file: &Path) -> Result<Self> {
-        /// No configuration is near it.
+        /// Maximum size of a file, far above any configuration.
         const FILE_BYTES_MAX: u64 = 4 << 20;
         Self::parse(folder, file, read_text(file, FILE_BYTES_MAX)?)
     }
 
-    /// The configuration `text`, as if it was in a file of `folder`.
+    /// The configuration `text`, as if from a file in `folder`.
     ///
     /// # Errors
-    /// The errors of [`ModelConfig::open`] but `NotFound` and `File`.
+    /// The errors of [`ModelConfig::open`], except `NotFound` and `File`.
     pub fn from_text(folder: impl AsRef<Path>, text: impl Into<String>) -> Result<Self> {
         let folder = folder.as_ref();
         Self::parse(folder, &folder.join("config.json"), text.into())
@@ -189,7 +190,7 @@ impl<S: Shape> ModelConfig<S> {
         Ok(ModelConfig { folder, text, architecture, dtype, quantization, shape })
     }
 
-    /// The folder that the configuration was found in.
+    /// The folder of the configuration's file.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -199,16 +200,16 @@ impl<S: Shape> ModelConfig<S> {
         self.architecture
     }
 
-    /// The type that the model was stored in, if the configuration says so: what to load it in,
-    /// unless there is a reason for another.
+    /// The type of the stored model, if the configuration states a type. Load the model in this
+    /// type unless there is a reason for another.
     pub fn dtype(&self) -> Option<DType> {
         self.dtype
     }
 
-    /// The format of the weights of linear layers, if the files have them in few bits, as
-    /// bitsandbytes writes them. [`ModelConfig::load`] then reads nothing but what has to be
-    /// converted: on the CPU, parameters and codes are [parts of the
-    /// files](lowtide_tensor::Tensor::from_mapped), and frozen.
+    /// The format of the weights of linear layers, if the files store quantised weights of
+    /// bitsandbytes. [`ModelConfig::load`] then reads only tensors that must be converted: on the
+    /// CPU, parameters and codes are [parts of the files](lowtide_tensor::Tensor::from_mapped), and
+    /// frozen.
     pub fn quantization(&self) -> Option<QuantFormat> {
         self.quantization
     }
@@ -218,19 +219,19 @@ impl<S: Shape> ModelConfig<S> {
         &self.shape
     }
 
-    /// Entries as they were read, for those that only other programs use.
+    /// The entries as they were read, for entries that only other programs use.
     pub(crate) fn entries(&self) -> Map<String, Value> {
         // The text was parsed when the configuration was made.
         serde_json::from_str(&self.text).unwrap_or_default()
     }
 
-    /// Elements of all parameters of the model.
+    /// Number of elements of all parameters of the model.
     pub fn parameter_count(&self) -> u128 {
         self.shape.count()
     }
 
-    /// The model with fresh weights from `key`, in `dtype`: to be trained from the beginning, or
-    /// to be planned on a simulated device.
+    /// The model with random weights from `key`, in `dtype`, for training from the beginning or for
+    /// planning on a simulated device.
     ///
     /// # Errors
     /// `DType` unless a float type, `OutOfMemory`.
@@ -238,7 +239,7 @@ impl<S: Shape> ModelConfig<S> {
         self.shape.model(device, Weights::Random(key), dtype)
     }
 
-    /// The model with the weights of its folder, in `dtype`, whatever they are stored in.
+    /// The model with the weights of its folder, converted to `dtype`.
     ///
     /// # Errors
     /// The errors of [`ModelConfig::model`] and of [`load`].
@@ -246,19 +247,19 @@ impl<S: Shape> ModelConfig<S> {
         self.shape.stored(device, dtype, &self.folder)
     }
 
-    /// Writes the configuration into `folder` as it was read, but for a new head or other weights:
-    /// beside its place first, then renamed.
+    /// Writes the configuration into `folder` as it was read, apart from a new head or other
+    /// weights. The file is written under a temporary name first, then renamed.
     ///
     /// # Errors
-    /// `File`; a file that was there before is untouched.
+    /// `File`; an earlier file is untouched.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         write_beside(&folder.as_ref().join("config.json"), self.text.as_bytes())
     }
 }
 
 impl<S: Shape> ModelConfig<S> {
-    /// This configuration with a head for `count` classes, which have no names yet; its shape is
-    /// what `map` makes of the old one.
+    /// This configuration with a head for `count` classes, which have no names yet. `map` changes
+    /// the shape.
     pub(crate) fn with_head(
         self,
         architecture: &'static str,
@@ -281,8 +282,8 @@ impl<S: Shape> ModelConfig<S> {
 }
 
 impl Config {
-    /// This configuration of the same model with linear layers in `format`, or in floats. Files do
-    /// not have GGUF's formats: there is none for them.
+    /// This configuration with linear layers in `format`, or in floats. `None` for GGUF's formats,
+    /// which files of transformers do not have.
     pub fn with_quantization(self, format: Option<QuantFormat>) -> Option<Self> {
         // The text was parsed when the configuration was made.
         let mut entries: Map<String, Value> = serde_json::from_str(&self.text).unwrap_or_default();
@@ -302,9 +303,9 @@ impl Config {
         self.model(device, key, dtype)
     }
 
-    /// [`Config::decoder`], of which `change` sees each part right after it was made, a table or a
-    /// layer, under the names that its parameters have in the whole: what it makes smaller is never
-    /// there as a whole.
+    /// [`Config::decoder`] that calls `change` with each part, a table or a layer, right after the
+    /// part is made. Parameters have the names of the whole model. If `change` makes parts smaller,
+    /// the model never exists in full size.
     ///
     /// # Errors
     /// The errors of [`Decoder::new`] and of `change`.
@@ -319,8 +320,8 @@ impl Config {
         Decoder::by_parts(device, self.shape.clone(), weights, dtype, &mut |part| Ok(change(part)?))
     }
 
-    /// [`ModelConfig::load`], of which `change` sees each part right after its weights were read:
-    /// see [`Config::decoder_with`]. That files and model fit is known before the first is.
+    /// [`ModelConfig::load`] that calls `change` with each part right after its weights are read;
+    /// see [`Config::decoder_with`]. Files and model are compared before the first part is read.
     ///
     /// # Errors
     /// The errors of [`Decoder::new`], of [`load`] and of `change`.
@@ -334,7 +335,7 @@ impl Config {
     }
 }
 
-/// The architecture of a configuration, by its `architectures` or, without, its `model_type`.
+/// The architecture of a configuration, by `architectures` or, if absent, by `model_type`.
 fn architecture<S: Shape>(entries: &Entries) -> Result<&'static Architecture<S>> {
     let (value, name) = match entries.value("architectures") {
         Some(names) => (names, "architectures"),
@@ -350,7 +351,7 @@ fn architecture<S: Shape>(entries: &Entries) -> Result<&'static Architecture<S>>
     known.ok_or_else(|| entries.unsupported(name, value))
 }
 
-/// The type of `dtype`, or as older files have it, of `torch_dtype`.
+/// The type in `dtype`, or in `torch_dtype` of older files.
 fn stored_dtype(entries: &Entries) -> Result<Option<DType>> {
     let name = if entries.value("dtype").is_some() { "dtype" } else { "torch_dtype" };
     Ok(match entries.optional_text(name)? {
@@ -374,9 +375,9 @@ pub(crate) fn activation(entries: &Entries, name: &'static str) -> Result<Activa
     })
 }
 
-/// Checks what no single entry says.
+/// Checks the shape as a whole, across entries.
 fn check<S: Shape>(entries: &Entries, shape: &S) -> Result<()> {
-    /// Many times the largest model that there is; above are mistakes and attacks.
+    /// Many times the parameters of the largest model. A larger number is a mistake or an attack.
     const PARAMETERS_MAX: u128 = 1 << 46;
     let count = shape.count();
     if count <= PARAMETERS_MAX {
@@ -387,7 +388,8 @@ fn check<S: Shape>(entries: &Entries, shape: &S) -> Result<()> {
     }
 }
 
-/// The number of layers: each costs memory even on a simulated device, unlike wide ones.
+/// The number of layers. The limit exists because each layer costs memory even on a simulated
+/// device.
 pub(crate) fn layer_count(entries: &Entries, name: &'static str) -> Result<usize> {
     const LAYERS_MAX: usize = 4096;
     let count = entries.count(name)?;
@@ -399,7 +401,7 @@ pub(crate) fn layer_count(entries: &Entries, name: &'static str) -> Result<usize
     }
 }
 
-/// The width of a head where no entry says it.
+/// The width of a head for configurations without an entry for it.
 pub(crate) fn head_width(
     entries: &Entries,
     name: &str,

@@ -1,5 +1,5 @@
-//! GPT-NeoX and Pythia: rotary positions for a part of each head, and mostly both branches of the
-//! same input.
+//! GPT-NeoX and Pythia: rotary positions for a part of each head. In most models both branches have
+//! the same input.
 
 use super::entries::Entries;
 use super::rotary::{RotaryDefaults, rotary};
@@ -14,7 +14,7 @@ pub(super) fn neox(entries: &Entries) -> Result<DecoderShape> {
     let hidden_dropout = entries.probability("hidden_dropout", 0.0)?;
     let (width, heads) = (entries.count("hidden_size")?, entries.count("num_attention_heads")?);
     let head_width = head_width(entries, "num_attention_heads", width, heads)?;
-    // The older names of the base and of the share.
+    // The older names of base and share.
     let absent = RotaryDefaults {
         base: entries.optional_number("rotary_emb_base")?.unwrap_or(10_000.0),
         share: entries.optional_number("rotary_pct")?.unwrap_or(0.25),

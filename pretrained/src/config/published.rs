@@ -1,5 +1,5 @@
-//! Configurations of published models, which are inside the program: to plan a training before
-//! anything is downloaded.
+//! Configurations of published models, embedded in the program, for planning before anything is
+//! downloaded.
 
 use crate::config::Config;
 use crate::error::Result;
@@ -61,11 +61,11 @@ impl Config {
         PUBLISHED.iter().map(|(name, _)| *name)
     }
 
-    /// The configuration of a published model, such as `Qwen/Qwen3-0.6B`, if it is known. Its
-    /// weights are elsewhere: [`Config::open`] finds them where they were downloaded.
+    /// The configuration of a published model, such as `Qwen/Qwen3-0.6B`; `None` if the name is not
+    /// known. The weights are not embedded: use [`Config::open`] for downloaded weights.
     ///
     /// # Errors
-    /// None but for damage of the program.
+    /// Only if the program is damaged.
     pub fn published(name: &str) -> Result<Option<Self>> {
         let known = PUBLISHED.iter().find(|(known, _)| *known == name);
         known.map(|(name, text)| Config::from_text(name, *text)).transpose()

@@ -1,4 +1,4 @@
-//! `quantization_config`: that the weights of linear layers are in few bits in the files.
+//! `quantization_config`: the format of quantised weights of linear layers in the files.
 
 use lowtide_tensor::QuantFormat;
 use serde_json::{Value, json};
@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 use super::Entries;
 use crate::error::Result;
 
-/// Its name in a configuration.
+/// The name of the entry in a configuration.
 pub(super) const ENTRY: &str = "quantization_config";
 
-/// How other programs compute with the weights, and what says the same twice.
+/// Entries that do not change the weights: settings of other programs, and repetitions of another
+/// entry.
 const IGNORED: [&str; 7] = [
     "_load_in_4bit",
     "_load_in_8bit",
@@ -20,7 +21,7 @@ const IGNORED: [&str; 7] = [
     "llm_int8_threshold",
 ];
 
-/// The format of the weights, if they are in few bits.
+/// The format of the weights, if they are quantised.
 pub(super) fn quantization(entries: &Entries) -> Result<Option<QuantFormat>> {
     let Some(entries) = entries.inside(ENTRY)? else { return Ok(None) };
     let only = |name: &'static str, built: &str| match entries.optional_text(name)? {
@@ -32,7 +33,7 @@ pub(super) fn quantization(entries: &Entries) -> Result<Option<QuantFormat>> {
     only("bnb_4bit_quant_storage", "uint8")?;
     let (in_8, in_4) = (entries.flag("load_in_8bit", false)?, entries.flag("load_in_4bit", false)?);
     let double = entries.flag("bnb_4bit_use_double_quant", false)?;
-    // FP4 where it is not said, which is of no account where nothing is in 4 bits.
+    // Without an entry the kind is FP4, which has no effect on weights that are not in 4 bits.
     let kind = entries.optional_text("bnb_4bit_quant_type")?.unwrap_or("fp4");
     entries.check_all_read(&IGNORED)?;
     match (in_8, in_4, kind) {
@@ -43,7 +44,7 @@ pub(super) fn quantization(entries: &Entries) -> Result<Option<QuantFormat>> {
     }
 }
 
-/// The entry of weights in `format`, if files have it.
+/// The entry for weights in `format`; `None` for a format that files do not have.
 pub(super) fn entry(format: QuantFormat) -> Option<Value> {
     let (in_8, double) = match format {
         QuantFormat::Int8Rows => (true, false),

@@ -1,5 +1,5 @@
-//! The angles of a configuration: in `rope_parameters`, or as older files have them, in
-//! `rope_theta` and `rope_scaling`.
+//! The angles of a configuration, from `rope_parameters`, or from `rope_theta` and `rope_scaling`
+//! of older files.
 
 use lowtide_nn::{RotaryEmbedding, RotaryPairs, RotaryScaling};
 use serde_json::Value;
@@ -11,11 +11,11 @@ use crate::error::{EntryProblem, Result};
 #[derive(Clone, Copy)]
 pub(super) struct RotaryDefaults {
     pub(super) base: f64,
-    /// The share of a head's features that is turned.
+    /// The share of a head's features that are rotated.
     pub(super) share: f64,
 }
 
-/// The angles of all layers of a model that has the same in all, for heads of `head_width`.
+/// The angles of a model with equal angles in all layers, for heads of `head_width`.
 pub(super) fn rotary(
     entries: &Entries,
     head_width: usize,
@@ -32,7 +32,7 @@ pub(super) fn rotary(
     }
 }
 
-/// The angles that `parameters` describe.
+/// The angles in `parameters`.
 pub(super) fn of_parameters(
     parameters: &Entries,
     entries: &Entries,
@@ -61,7 +61,7 @@ pub(super) fn of_parameters(
     checked(parameters, RotaryEmbedding { scaling, ..plain }, head_width)
 }
 
-/// The length that a model was first trained with.
+/// The context length of the first training.
 fn context(parameters: &Entries, entries: &Entries) -> Result<usize> {
     match parameters.optional_count("original_max_position_embeddings")? {
         Some(context) => Ok(context),
@@ -79,7 +79,7 @@ fn yarn(parameters: &Entries, entries: &Entries) -> Result<RotaryScaling> {
         parameters.optional_number("mscale")?.filter(|scale| *scale != 0.0),
         parameters.optional_number("mscale_all_dim")?.filter(|scale| *scale != 0.0),
     ];
-    // As `_compute_yarn_parameters` of transformers has it.
+    // `_compute_yarn_parameters` of transformers uses this formula.
     let magnitude = |scale: f64| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
     let attention = match (parameters.optional_number("attention_factor")?, scales) {
         (Some(attention), _) => attention,
@@ -90,7 +90,7 @@ fn yarn(parameters: &Entries, entries: &Entries) -> Result<RotaryScaling> {
 }
 
 fn plain(head_width: usize, RotaryDefaults { base, share }: RotaryDefaults) -> RotaryEmbedding {
-    // Rounded down, as transformers does; shares out of range are found by the check.
+    // Rounded down as in transformers. The check finds shares out of range.
     let turned = (share != 1.0).then_some((head_width as f64 * share) as usize);
     RotaryEmbedding { base, turned, ..RotaryEmbedding::new(RotaryPairs::HalfSplit) }
 }

@@ -18,7 +18,7 @@ use crate::error::Result;
 
 #[derive(Clone, Debug)]
 pub(super) struct Attention {
-    /// Queries, keys and values, or all in one.
+    /// The layers of queries, keys and values, or one layer for all three.
     inputs: Vec<Linear>,
     /// The norms of queries and of keys, or none.
     head_norms: Vec<Norm>,
@@ -28,17 +28,16 @@ pub(super) struct Attention {
     names: &'static LayerNames,
 }
 
-/// The keys that the queries of a pass see, and the angles by which they are turned.
+/// The keys that the queries of a pass see, and the rotation angles of queries and keys.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// True where a query sees a key, besides what the order of positions says; broadcasts to
-    /// `[B, H, T, T]`.
+    /// True where a query sees a key, apart from the causal order; broadcasts to `[B, H, T, T]`.
     pub(super) mask: Option<Tensor>,
     pub(super) tables: Option<RotaryTables>,
 }
 
 impl Attention {
-    /// The attention of the layer `path` of `model`, with a factor of the scores.
+    /// The attention of the layer `path` of `model`, with the factor `scale` of the scores.
     pub(super) fn new(
         make: &Maker<'_>,
         path: &str,
@@ -65,7 +64,7 @@ impl Attention {
         Ok(Attention { inputs, head_norms, output, shape, scale, names })
     }
 
-    /// The heads, by groups.
+    /// The heads in groups, which ranks can share.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         let AttentionShape { heads, groups, head_width: width, projections, .. } = self.shape;
         let of_group = heads / groups * width;
@@ -112,8 +111,8 @@ impl Attention {
         run_in(pass, self.names.output, &self.output, y)
     }
 
-    /// [`Attention::forward`] of positions that follow those of `cache`: of the first ones, or of
-    /// one, which sees all that is there.
+    /// [`Attention::forward`] of the positions after the positions in `cache`. With an empty cache,
+    /// `x` may have several positions; otherwise `x` is one position, which sees the whole cache.
     pub(super) fn forward_cached(
         &self,
         pass: &Pass,
@@ -155,7 +154,7 @@ impl Attention {
         let Some(cap) = self.shape.score_cap else {
             return Ok(q.attention(k, v, mask, self.options(pass, causal))?);
         };
-        /// So much below the cap that nothing is left of its exponential, in every type.
+        /// The score of a hidden key: so far below capped scores that its exponential is 0.
         const HIDDEN: f64 = -30_000.0;
         let (batch, len, keys) = (q.shape()[0], q.shape()[2], k.shape()[2]);
         let AttentionShape { heads, groups, head_width: width, .. } = self.shape;
@@ -173,7 +172,7 @@ impl Attention {
         Ok(weights.matmul(v)?.reshape([batch, heads, len, width])?)
     }
 
-    /// Queries, keys and values as they come out of their layers.
+    /// Queries, keys and values as their layers return them.
     ///
     /// # Shapes
     /// `x: [B, T, C] → [B, H, T, D], [B, G, T, D], [B, G, T, D]`
@@ -198,7 +197,7 @@ impl Attention {
         }
     }
 
-    /// `x` with the queries of all heads before the keys and values.
+    /// `x` with the queries of all heads first, then the keys, then the values.
     ///
     /// # Shapes
     /// `[B, T, (H + 2 · G) · D]`
@@ -214,7 +213,7 @@ impl Attention {
         Ok(x.reshape([batch, len, 3 * heads * head_width])?)
     }
 
-    /// Queries and keys, normalised and turned.
+    /// Queries and keys, normalised and rotated.
     fn turned(
         &self,
         pass: &Pass,

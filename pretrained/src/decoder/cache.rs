@@ -1,4 +1,4 @@
-//! Keys and values of the positions that were seen, so that the next one costs one position.
+//! Keys and values of earlier positions, so that a new token costs one position.
 //!
 //! `B` batch, `G` heads of keys and values, `D` features of a head, `S` positions that are kept.
 
@@ -12,8 +12,8 @@ use super::layer_cache::LayerCache;
 use super::model::Decoder;
 use super::shape::Positions;
 
-/// The keys and values of each layer of a [`Decoder`] for the positions of sequences; of layers
-/// with a window the last ones alone.
+/// The keys and values of each layer of a [`Decoder`] for the positions of sequences. Layers with a
+/// window keep only the last positions.
 #[derive(Debug)]
 pub struct KeyValueCache {
     layers: Vec<LayerCache>,
@@ -24,24 +24,24 @@ pub struct KeyValueCache {
 }
 
 impl KeyValueCache {
-    /// Positions that were seen.
+    /// Number of positions in the cache.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if nothing was seen yet.
+    /// True if there are no positions.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Positions that there is room for.
+    /// Maximum number of positions.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 }
 
 impl Decoder {
-    /// Memory for `batch` sequences of at most `capacity` positions.
+    /// Allocates a cache for `batch` sequences of at most `capacity` positions.
     ///
     /// # Errors
     /// `Option` for more positions than the model has learned, `OutOfMemory`.
@@ -73,13 +73,14 @@ impl Decoder {
     }
 
     /// The logits of the token after the last of `tokens`, which follow the positions of `cache`.
-    /// Nothing is recorded. After an error the cache is of no use any more.
+    /// No gradient is recorded. After an error the cache must not be used again.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64 `→ [B, V]`
     ///
     /// # Errors
-    /// `Option` for no tokens and for more than there is room for; those of [`Decoder::logits`].
+    /// `Option` for no tokens and for more tokens than there is room for; the errors of
+    /// [`Decoder::logits`].
     pub fn extend(&self, cache: &mut KeyValueCache, tokens: &Tensor) -> NnResult<Tensor> {
         let len = tokens.shape().last().copied().unwrap_or_default();
         let room = cache.capacity - cache.len;
@@ -96,7 +97,7 @@ impl Decoder {
         self.extend_at_once(cache, &tokens.narrow(1, len - 1, 1)?.contiguous()?)
     }
 
-    /// [`Decoder::extend`] by the first tokens of all, or by one.
+    /// [`Decoder::extend`] by several tokens of an empty cache, or by one token.
     fn extend_at_once(&self, cache: &mut KeyValueCache, tokens: &Tensor) -> NnResult<Tensor> {
         let (pass, names) = (Pass::eval(), self.shape.family.names());
         let (start, len) = (cache.len, tokens.shape()[1]);

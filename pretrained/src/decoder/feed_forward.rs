@@ -1,5 +1,4 @@
-//! The hidden features of a position: `down(f(up(x)))`, or with a gate
-//! `down(f(gate(x)) · up(x))`.
+//! The feed-forward part of a layer: `down(f(up(x)))`, or with a gate `down(f(gate(x)) · up(x))`.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::parallel::{Branch, Shared};
@@ -21,7 +20,7 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    /// The hidden features of the layer `path` of `model`.
+    /// The feed-forward part of the layer `path` of `model`.
     pub(super) fn new(make: &Maker<'_>, path: &str, model: &DecoderShape) -> Result<Self> {
         let FeedForwardShape { width: hidden, activation, is_gated, has_bias } = model.feed_forward;
         let (names, width) = (model.family.names().layer, model.width);
@@ -37,7 +36,7 @@ impl FeedForward {
         })
     }
 
-    /// The hidden features.
+    /// The hidden features, which ranks can share.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         let layers = [Some(&self.up), self.gate.as_ref()];
         visitor(Shared::Branch(Branch::hidden(layers.into_iter().flatten(), &mut self.down)));

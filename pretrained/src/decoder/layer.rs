@@ -1,4 +1,4 @@
-//! A layer of a decoder: attention and hidden features, each a branch that is added.
+//! A layer of a decoder: attention and feed-forward, each a residual branch.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{Dropout, Module, NnResult, Nodes, Visitor};
@@ -24,7 +24,7 @@ pub(super) struct Layer {
     residual: Residual,
     /// The probability of dropout of each branch.
     dropout: f64,
-    /// Which of the masks and angles of a pass are this layer's.
+    /// Index of this layer's masks and angles in a pass.
     pub(super) seen_index: usize,
     names: &'static LayerNames,
 }
@@ -65,7 +65,7 @@ impl Layer {
         self.with_attention(pass, x, |normed| self.attention.forward(pass, normed, seen))
     }
 
-    /// [`Layer::forward`] of positions that follow those of `cache`.
+    /// [`Layer::forward`] of the positions after the positions in `cache`.
     pub(super) fn forward_cached(
         &self,
         pass: &Pass,
@@ -76,7 +76,7 @@ impl Layer {
         self.with_attention(pass, x, |x| self.attention.forward_cached(pass, x, seen, cache))
     }
 
-    /// The layer with what `attend` makes of the normalised input.
+    /// The layer, with `attend` applied to the normalised input.
     fn with_attention(
         &self,
         pass: &Pass,
@@ -87,7 +87,7 @@ impl Layer {
         let normed = run_in(pass, names.attention_norm, &self.attention_norm, x.clone())?;
         let seen = pass.within(names.attention, || self.drop(pass, attend(normed)?))?;
         let seen = after(pass, names.after_attention, &self.after_attention, seen)?;
-        // The branch comes first in each sum: nothing else needs its buffer.
+        // The branch comes first in each sum, so that the sum can reuse its buffer.
         match self.residual {
             Residual::Parallel => {
                 let hidden = self.hidden(pass, x.clone())?;

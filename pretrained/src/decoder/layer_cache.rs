@@ -6,7 +6,8 @@ use lowtide_tensor::{DType, Device, Tensor};
 /// Keys and values of a layer.
 #[derive(Debug)]
 pub(super) struct LayerCache {
-    /// `[B, G, S, D]`; position `p` is at `p mod S`, and the order does not matter to attention.
+    /// `[B, G, S, D]`. Position `p` is at `p mod S`: attention does not depend on the order of
+    /// keys.
     keys: Tensor,
     values: Tensor,
     len: usize,
@@ -18,15 +19,15 @@ impl LayerCache {
         Ok(LayerCache { keys: keys?, values: values?, len: 0 })
     }
 
-    /// True if nothing was seen yet.
+    /// True if there are no positions.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Takes keys and values of the positions after those that are there, `[B, G, T, D]`.
+    /// Appends the keys and values of the next positions, `[B, G, T, D]`.
     pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> NnResult<()> {
         let (room, len) = (self.keys.shape()[2], keys.shape()[2]);
-        // If there are more positions than room, the last ones are kept.
+        // If there are more positions than room, the last positions are kept.
         let mut from = len.saturating_sub(room);
         while from < len {
             let place = (self.len + from) % room;
@@ -40,7 +41,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Keys and values that are there, `[B, G, ≤ S, D]`.
+    /// The keys and values in the cache, `[B, G, ≤ S, D]`.
     pub(super) fn seen(&self) -> NnResult<[Tensor; 2]> {
         let len = self.len.min(self.keys.shape()[2]);
         Ok([self.keys.narrow(2, 0, len)?, self.values.narrow(2, 0, len)?])

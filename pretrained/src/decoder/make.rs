@@ -1,4 +1,4 @@
-//! Parameters of a new model, in its own type from the beginning: it never stands in memory twice.
+//! Parameters of a new model, made in its own type so that no parameter is in memory twice.
 
 use lowtide_allocator::Category;
 use lowtide_nn::{Embedding, LayerNorm, Linear, NnResult, Parameter, Parameters, RmsNorm};
@@ -11,12 +11,12 @@ use crate::error::Result;
 /// The values of the parameters of a new model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Normal numbers from a key, biases of 0 and norms that change nothing: to train from the
+    /// Normal numbers from a key, biases of 0, and norms that change nothing, for training from the
     /// beginning.
     Random(RandomKey),
-    /// Whatever is in memory, for weights that are loaded right after.
+    /// Uninitialised memory, for weights that are loaded right after.
     Unset,
-    /// One number for each matrix, for weights that are put in their places right after.
+    /// One number for each matrix, for weights that replace the matrices right after.
     Absent,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Normal numbers that depend on the name, not on what else there is.
+    /// Normal numbers that depend on the name, but not on other parameters.
     pub(crate) fn normal(
         &self,
         name: &str,
@@ -95,7 +95,7 @@ impl Maker<'_> {
         Ok(norm.with_eps(eps))
     }
 
-    /// A small layer that begins as it does elsewhere, in f32 for a moment.
+    /// A small layer with the initial values of its own constructor, in f32 at first.
     pub(crate) fn made<M: Parameters>(
         &self,
         name: &str,

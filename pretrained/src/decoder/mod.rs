@@ -1,5 +1,5 @@
-//! Decoders of text: layers of causal attention and hidden features, as Llama, Qwen, Mistral,
-//! Gemma, GPT-2 and GPT-NeoX have them.
+//! Decoders of text: layers of causal attention and feed-forward, for Llama, Qwen, Mistral, Gemma,
+//! GPT-2 and GPT-NeoX.
 //!
 //! `B` batch, `T` positions, `C` features of a position, `V` vocabulary.
 

@@ -21,16 +21,16 @@ use super::part::Part;
 use super::shape::{DecoderShape, Positions};
 use crate::error::Result;
 
-/// A language model, with its parameters under the names of its files.
+/// A language model, whose parameters have the names of its files.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     pub(super) table: Embedding,
     positions: Option<Embedding>,
     pub(super) layers: Vec<Segment<Layer>>,
     pub(super) norm: Norm,
-    /// Absent where the output layer is the table of tokens.
+    /// Absent if the output layer is the table of tokens.
     head: Option<Linear>,
-    /// The windows and angles that layers have, each once.
+    /// The distinct windows and angles of the layers.
     pub(super) kinds: Vec<(Option<usize>, Option<RotaryEmbedding>)>,
     pub(super) shape: DecoderShape,
 }
@@ -49,8 +49,8 @@ impl Decoder {
         Self::by_parts(device, shape, weights.into(), dtype, &mut |_| Ok(()))
     }
 
-    /// [`Decoder::new`] with `finish` called for each part right after it was made: the tables,
-    /// each layer, the norm and the output layer.
+    /// [`Decoder::new`] that calls `finish` with each part right after the part is made: the
+    /// tables, each layer, the norm and the output layer.
     pub(crate) fn by_parts(
         device: &Device,
         shape: DecoderShape,
@@ -121,7 +121,7 @@ impl Decoder {
         let len = tokens.shape().last().copied().unwrap_or_default();
         let mut x = run_in(pass, names.table, &self.table, tokens)?;
         if self.shape.table_scale != 1.0 {
-            // Rounded to the type of the table, as the model was trained.
+            // Rounded to the type of the table, as in the training of the model.
             let scale = rounded(self.shape.table_scale, x.value().dtype());
             x = pass.within(names.table, || x.mul_scalar(scale))?;
         }
@@ -134,7 +134,7 @@ impl Decoder {
         pass.within(names.table, || dropout.forward(pass, x))
     }
 
-    /// Masks and angles of the kinds of layers, for an input `x` of `len` positions.
+    /// Masks and angles of each kind of layer, for an input `x` of `len` positions.
     fn seen(&self, x: &Var, mask: Option<&Tensor>, len: usize) -> NnResult<Vec<Seen>> {
         let (device, dtype) = (x.value().device(), x.value().dtype());
         let keys = mask.map(keys_of).transpose()?;
@@ -147,7 +147,7 @@ impl Decoder {
         self.kinds.iter().map(kind).collect()
     }
 
-    /// True where a query sees a key, if that is not by the order of positions alone.
+    /// True where a query sees a key; `None` if only the causal order decides.
     pub(super) fn mask(
         &self,
         device: &Device,
@@ -175,12 +175,12 @@ impl Decoder {
         }
     }
 
-    /// The rows that this rank has of the output layer, where ranks share it.
+    /// The rows of the output layer on this rank, if ranks share the layer.
     fn output_share(&self) -> Option<&VocabularyShare> {
         self.head.as_ref().map_or(self.table.vocabulary(), Linear::vocabulary)
     }
 
-    /// The table of tokens and the output layer.
+    /// The table of tokens and the output layer, which ranks can share.
     fn vocabulary(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         visitor(Shared::Vocabulary { table: &mut self.table, head: self.head.as_mut() });
     }
@@ -217,8 +217,8 @@ impl Decoder {
         }
     }
 
-    /// [`Decoder::logits`] of sequences without padding, left to losses that take them in chunks
-    /// unless the model caps them.
+    /// [`Decoder::logits`] of sequences without padding. Unless the model caps logits, losses
+    /// compute the logits in chunks.
     ///
     /// # Errors
     /// The errors of [`Decoder::logits`].
@@ -239,9 +239,9 @@ impl Decoder {
         })
     }
 
-    /// The cross-entropy of each position with its label, the token that follows, in chunks: the
-    /// logits, the largest tensor of a step, are never there as a whole, unless they are capped.
-    /// `mask` is that of [`Decoder::logits`]; a label of -100 does not count.
+    /// The cross-entropy of each position with its label, the token that follows, in chunks: unless
+    /// logits are capped, the logits, the largest tensor of a step, never exist as a whole. `mask`
+    /// is the mask of [`Decoder::logits`]; a label of -100 is ignored.
     ///
     /// # Shapes
     /// `tokens: [B, T]` of i64, `labels: [B, T]` of i64, `mask: [B, T]` of any type

@@ -1,20 +1,21 @@
-//! The names that the files of each family have.
+//! The names of parameters in the files of each family.
 
 use super::shape::Family;
 
-/// Names of a model's parts. Those of a part that a family does not have are empty.
+/// Names of a model's parts. The name of a part that a family lacks is empty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
-    /// The prefix of names that files of the model without its output layer leave out.
+    /// The prefix of every name in a file of the whole model. Files of the body alone, without an
+    /// output layer, leave the prefix out.
     pub(crate) base: &'static str,
     pub(crate) table: &'static str,
     pub(crate) positions: &'static str,
-    /// Before the number of a layer.
+    /// The prefix of a layer's number.
     pub(crate) layers: &'static str,
     pub(crate) norm: &'static str,
     pub(crate) head: &'static str,
     pub(crate) layer: &'static LayerNames,
-    /// Ends of the names of tensors that files have and nothing needs: masks and angles.
+    /// Ends of the names of unused tensors in files: masks and angles.
     pub(crate) unused: &'static [&'static str],
 }
 
@@ -23,7 +24,7 @@ pub(crate) struct Names {
 pub(crate) struct LayerNames {
     pub(crate) attention_norm: &'static str,
     pub(crate) attention: &'static str,
-    /// Inside the attention: queries, keys and values, or their one product.
+    /// Inside the attention: queries, keys and values, or one layer for all three.
     pub(crate) inputs: [&'static str; 3],
     pub(crate) head_norms: [&'static str; 2],
     pub(crate) output: &'static str,

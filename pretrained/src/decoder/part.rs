@@ -1,7 +1,7 @@
-//! A part of a model that is being made.
+//! Parts of a model, visited one at a time while the model is built.
 use lowtide_nn::{Nodes, Parameters, Visitor};
 
-/// A part of a model, with the names that its parameters have in the whole.
+/// A part of a model, whose parameters have the names of the whole model.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
     pub(crate) parameters: &'a mut dyn Parameters,

@@ -19,23 +19,23 @@ pub enum Family {
 /// A decoder, as plain numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderShape {
-    /// The family, by whose names the parameters are called.
+    /// The family, which determines the names of the parameters.
     pub family: Family,
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Features of each position.
+    /// Number of features of each position.
     pub width: usize,
-    /// The factor of the rows of the table of tokens.
+    /// The factor of the embeddings from the table of tokens.
     pub table_scale: f64,
-    /// How positions are encoded.
+    /// The encoding of positions.
     pub positions: Positions,
     /// The attention of all layers.
     pub attention: AttentionShape,
-    /// The hidden features of all layers.
+    /// The feed-forward part of all layers.
     pub feed_forward: FeedForwardShape,
-    /// The kind of all norms, and their addend.
+    /// The kind of all norms, and the addend of their variance.
     pub norm: NormShape,
-    /// How branches are added.
+    /// The arrangement of branches and norms.
     pub residual: Residual,
     /// The differences between layers, one entry for each.
     pub layers: Vec<LayerShape>,
@@ -43,43 +43,44 @@ pub struct DecoderShape {
     pub is_tied: bool,
     /// Deviation of the initial weights.
     pub deviation: f64,
-    /// Positions that the model was made for.
+    /// Number of positions that the model was made for.
     pub context: usize,
     /// Probabilities of dropout in training.
     pub dropout: DropoutShape,
-    /// The bound that logits are kept below, softly. The loss of such a model holds all logits.
+    /// The soft bound of the logits. The loss of a model with this bound holds all logits.
     pub logit_cap: Option<f64>,
 }
 
-/// How positions are encoded.
+/// The encoding of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
-    /// A table of learned embeddings of the context, which are added to those of the tokens.
+    /// A table of learned embeddings for the positions of the context, added to the token
+    /// embeddings.
     Learned,
-    /// Queries and keys are turned, by the angles of their layer.
+    /// Queries and keys are rotated by the angles of their layer.
     Rotary,
 }
 
 /// The attention of all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
-    /// Heads of queries.
+    /// Number of heads of queries.
     pub heads: usize,
-    /// Heads of keys and values; divides `heads`.
+    /// Number of heads of keys and values; divides `heads`.
     pub groups: usize,
-    /// Features of a head.
+    /// Number of features of a head.
     pub head_width: usize,
-    /// True if queries, keys and values are one product.
+    /// The layers that make queries, keys and values.
     pub projections: Projections,
     /// True if queries, keys and values have biases.
     pub has_input_bias: bool,
-    /// True if the result has a bias.
+    /// True if the output has a bias.
     pub has_output_bias: bool,
     /// True if the heads of queries and keys are normalised.
     pub has_head_norms: bool,
-    /// The bound that scores are kept below, softly. Such attention holds the scores of all pairs.
+    /// The soft bound of the scores. Attention with this bound holds the scores of all pairs.
     pub score_cap: Option<f64>,
-    /// Probability with which the weight of a pair is dropped in training.
+    /// Probability of dropping an attention weight in training.
     pub dropout: f64,
 }
 
@@ -98,7 +99,7 @@ impl AttentionShape {
     };
 }
 
-/// Probabilities with which features are dropped in training, in `[0, 1)`.
+/// Probabilities of dropping features in training, in `[0, 1)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DropoutShape {
     /// The probability for the sum of the embeddings.
@@ -110,16 +111,16 @@ pub struct DropoutShape {
 /// The layers that make queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projections {
-    /// A layer for each of the three.
+    /// One layer each for queries, keys and values.
     Separate,
-    /// One for all: queries of all heads, then keys, then values.
+    /// One layer for all three: queries of all heads, then keys, then values.
     Packed,
-    /// One for all: query, key and value of the first head, then of the next. Costs a copy of what
-    /// it makes.
+    /// One layer for all three: query, key and value of the first head, then of the next head.
+    /// Costs a copy of the output.
     PackedByHead,
 }
 
-/// The hidden features of all layers.
+/// The feed-forward part of all layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FeedForwardShape {
     /// Hidden features between the layers.
@@ -146,9 +147,9 @@ impl FeedForwardShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Activation {
-    /// By the error function.
+    /// GELU by the error function.
     Gelu,
-    /// By a hyperbolic tangent.
+    /// GELU approximated by a hyperbolic tangent.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
@@ -161,38 +162,39 @@ pub enum Activation {
 pub struct NormShape {
     /// The statistics that are normalised, and the parameters.
     pub kind: NormKind,
-    /// Added to the variance or to the mean square.
+    /// The addend of the variance or of the mean square.
     pub eps: f64,
 }
 
-/// Which norm.
+/// The kinds of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// Mean 0 and variance 1, with weights and biases.
     Layer,
     /// Mean square 1, with weights.
     Rms,
-    /// Mean square 1, with weights that 1 is added to: Gemma's.
+    /// Mean square 1, with weights `1 + w`, as in Gemma.
     RmsPlusOne,
 }
 
-/// How the two branches of a layer are added.
+/// The arrangement of the two branches of a layer and their norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
-    /// One after the other, each with a norm before: `x + f(norm(x))`.
+    /// One branch after the other, each with a norm before: `x + f(norm(x))`.
     PreNorm,
-    /// One after the other, each with norms before and after: `x + norm(f(norm(x)))`.
+    /// One branch after the other, each with norms before and after: `x + norm(f(norm(x)))`.
     PrePostNorm,
-    /// Both of the same input, each with a norm of its own: `x + f(norm(x)) + g(norm(x))`.
+    /// Both branches with the same input, each with its own norm: `x + f(norm(x)) + g(norm(x))`.
     Parallel,
 }
 
-/// The part of a layer in which layers differ.
+/// The part of the shape that may differ between layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerShape {
-    /// The positions that a query sees, its own among them; all up to its own if absent.
+    /// Number of positions that a query sees, including its own; all positions up to its own if
+    /// absent.
     pub window: Option<usize>,
-    /// How queries and keys are turned.
+    /// The rotation of queries and keys.
     pub rotary: Option<RotaryEmbedding>,
     /// Factor of the scores; `1 / sqrt(head_width)` if absent.
     pub scale: Option<f64>,
@@ -219,7 +221,7 @@ impl DecoderShape {
         logit_cap: None,
     };
 
-    /// Deviation of the layers that end a branch.
+    /// Deviation of the initial weights of the last layer of a branch.
     pub(super) fn branch_deviation(&self) -> f64 {
         match self.family {
             // As in "Language models are unsupervised multitask learners" (2019).
@@ -228,7 +230,7 @@ impl DecoderShape {
         }
     }
 
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     pub fn parameter_count(&self) -> u128 {
         let [vocabulary, width, context, layers] =
             [self.vocabulary, self.width, self.context, self.layers.len()].map(|n| n as u128);

@@ -1,4 +1,4 @@
-//! How the files of a family differ from a decoder in memory.
+//! Differences between the files of a family and a decoder in memory.
 
 use super::model::Decoder;
 use super::shape::Family;
@@ -18,7 +18,7 @@ impl Stored for Decoder {
         self.shape.family.names().base
     }
 
-    /// Constants, and the output layer where it is the table of tokens.
+    /// True for constants, and for the output layer if it is the table of tokens.
     fn is_unused(&self, name: &str) -> bool {
         let (names, layer) = (self.shape.family.names(), name.strip_suffix(".weight"));
         names.unused.iter().any(|end| name.ends_with(end))

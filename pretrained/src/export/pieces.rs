@@ -1,4 +1,4 @@
-//! Tensors on their way into files of other programs, a piece at a time.
+//! Tensors for files of other programs, converted one piece at a time.
 
 use lowtide_nn::Parameters;
 use lowtide_tensor::{DType, Tensor};
@@ -6,14 +6,14 @@ use lowtide_tensor::{DType, Tensor};
 use super::target::Target;
 use crate::error::{ExportProblem, Result};
 
-/// Elements of a piece: 16 MiB of f32, beside the model.
+/// Number of elements of a piece: 16 MiB of f32, in addition to the model.
 const PIECE_LEN: usize = 4 << 20;
 
-/// All parameters and buffers of `model` with their names, as they are in memory.
+/// All parameters and buffers of `model` with their names, in their layout in memory.
 ///
 /// # Errors
-/// `Export` unless its parameters are the `count` floats of its configuration: adapters are merged
-/// and weights in few bits decoded before.
+/// `Export` unless the parameters are the `count` floats of the configuration. Adapters must be
+/// merged, and quantised weights decoded, before.
 pub(crate) fn sources(
     model: &mut (impl Parameters + ?Sized),
     count: u128,
@@ -28,8 +28,8 @@ pub(crate) fn sources(
     Ok(sources)
 }
 
-/// Calls `write` with `tensor` in f32, a few megabytes of the first dimension at a time, in order;
-/// each piece is contiguous.
+/// Calls `write` with `tensor` in f32, in contiguous pieces along the first dimension, a few
+/// megabytes at a time, in order.
 ///
 /// # Errors
 /// The errors of `write`, `OutOfMemory`, `ValueUnavailable` on a simulated device.

@@ -1,8 +1,8 @@
-//! The architecture that is written and the format that it is written in, as errors name them.
+//! The architecture and the format of an export, as errors name them.
 
 use crate::error::{ExportProblem, PretrainedError};
 
-/// A model of an architecture on its way into a format.
+/// The architecture and the format of an export.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) architecture: &'static str,
@@ -15,7 +15,7 @@ impl Target {
         PretrainedError::Export { architecture, format, problem }
     }
 
-    /// The error for a model with `what` no program that reads the format computes.
+    /// The error for a model with a part `what` that no program for the format computes.
     pub(super) fn no_form(self, what: &'static str) -> PretrainedError {
         self.error(ExportProblem::NoForm { what })
     }

@@ -1,4 +1,4 @@
-//! Text from a model: one token after the other, each from those before.
+//! Text from a model: one token after the other, each from the tokens before.
 
 mod sampling;
 
@@ -11,32 +11,33 @@ use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 use crate::decoder::Decoder;
 use crate::error::Result;
 
-/// How [`Decoder::generate`] goes on.
+/// Options of [`Decoder::generate`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// New tokens at most.
+    /// Maximum number of new tokens.
     pub len_max: usize,
-    /// How a token is chosen.
+    /// The rule that chooses each token.
     pub sampling: Sampling,
-    /// Tokens that end a sequence. They are part of it.
+    /// Tokens that end a sequence. The end token is part of the sequence.
     pub stop_tokens: Vec<i64>,
 }
 
-/// How a token is chosen.
+/// A rule that chooses each token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sampling {
-    /// The most likely one; of several the first.
+    /// The most likely token; of equally likely tokens, the first.
     Greedy,
-    /// At random, by `softmax(logits / temperature)` of those that are left.
+    /// A random token, with the probabilities `softmax(logits / temperature)` of the allowed
+    /// tokens.
     Random {
-        /// The key of the choices: the same key, the same tokens.
+        /// The key of the random choices. Equal keys give equal tokens.
         key: RandomKey,
-        /// Above 0: near 0 the choice is greedy, at 1 the model's own.
+        /// Above 0: near 0 the choice is greedy, at 1 the probabilities are the model's own.
         temperature: f64,
-        /// How many of the most likely tokens are left; all if absent.
+        /// Number of the most likely tokens that are allowed; all if absent.
         top_k: Option<usize>,
-        /// Among these tokens the fewest most likely ones that have this share of the probability
-        /// are left.
+        /// Share of the probability: of these tokens, the fewest most likely tokens that reach this
+        /// share are allowed.
         top_p: f64,
     },
 }
@@ -63,13 +64,13 @@ impl GenerateOptions {
 
 impl Decoder {
     /// The tokens that the model adds to each of `prompts`, with a [cache](Decoder::cache) of keys
-    /// and values. Prompts of one length go on side by side, others one after the other: what is
-    /// added to a prompt does not depend on the others but for rounding.
+    /// and values. Prompts of one length run as a batch, other prompts one after the other. Apart
+    /// from rounding, the text of a prompt does not depend on other prompts.
     ///
     /// # Errors
     /// `Option` for a prompt without tokens, for options out of their ranges, and for more
-    /// positions than the model has learned; `ValueUnavailable` on a simulated device; those of
-    /// [`Decoder::logits`].
+    /// positions than the model has learned; `ValueUnavailable` on a simulated device; the errors
+    /// of [`Decoder::logits`].
     pub fn generate(
         &self,
         device: &Device,
@@ -79,8 +80,8 @@ impl Decoder {
         self.generate_with(device, prompts, options, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`Decoder::generate`] that calls `each` with a token as soon as it is chosen, and with the
-    /// index of its prompt. Where `each` breaks off, the result is what was generated until then.
+    /// [`Decoder::generate`] that calls `each` with the index of a prompt and a token as soon as
+    /// the token is chosen. If `each` breaks off, the result is the text until then.
     ///
     /// # Errors
     /// The errors of [`Decoder::generate`].
@@ -115,7 +116,7 @@ impl Decoder {
         Ok(found)
     }
 
-    /// Goes on with prompts of one length.
+    /// Extends prompts of one length.
     fn extend_rows(
         &self,
         device: &Device,
@@ -124,7 +125,7 @@ impl Decoder {
         each: &mut Each<'_>,
     ) -> Result<ControlFlow<()>> {
         let len = rows[0].prompt.len();
-        // The last token is never read.
+        // The last token is never an input.
         let capacity = (len + options.len_max).saturating_sub(1).max(len);
         let (count, mut cache) = (rows.len(), self.cache(rows.len(), capacity)?);
         go_on(rows, options, each, |tokens| {
@@ -137,15 +138,15 @@ impl Decoder {
 /// The function that is called for each token, with the index of its prompt and the token.
 pub(crate) type Each<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
-/// A prompt that is gone on from.
+/// A prompt, and the tokens that were added to it.
 pub(crate) struct Row<'a> {
     pub(crate) index: usize,
     pub(crate) prompt: &'a [i64],
     pub(crate) added: Vec<i64>,
 }
 
-/// Adds tokens to rows whose prompts are of one length. `read` takes the tokens of all rows that
-/// are new, first their prompts and then one of each, and gives the logits of the next, `[B, V]`.
+/// Adds tokens to rows whose prompts have one length. `read` gets the new tokens of all rows, first
+/// the prompts and then one token of each row, and returns the logits of the next tokens, `[B, V]`.
 pub(crate) fn go_on(
     rows: &mut [Row<'_>],
     options: &GenerateOptions,

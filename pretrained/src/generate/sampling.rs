@@ -10,7 +10,7 @@ pub(super) fn choose(logits: &[f64], sampling: Sampling, [step, row]: [u64; 2]) 
     let Sampling::Random { key, temperature, top_k, top_p } = sampling else {
         return (0..logits.len()).min_by(more_likely).unwrap_or_default();
     };
-    // Not by `RandomKey::step`, which may be what distinguishes the key.
+    // `RandomKey::step` is not used, because the given key may be a step of another key.
     let draw = f64::from(key.op(&step.to_string()).uniform(row));
     let left = most_likely(logits.len(), top_k, more_likely);
     let largest = left.first().map_or(0.0, |&index| logits[index]);
@@ -24,11 +24,11 @@ pub(super) fn choose(logits: &[f64], sampling: Sampling, [step, row]: [u64; 2]) 
             return index;
         }
     }
-    // The rest that rounding leaves belongs to the last token.
+    // Rounding may leave a rest of the probability, which belongs to the last token.
     count.checked_sub(1).map_or(0, |last| left[last])
 }
 
-/// The `count` first of all indices in an order, or all.
+/// The first `count` indices in an order, or all indices.
 fn most_likely(
     len: usize,
     count: Option<usize>,
@@ -36,7 +36,7 @@ fn most_likely(
 ) -> Vec<usize> {
     let mut indices: Vec<usize> = (0..len).collect();
     if let Some(count) = count.filter(|&count| count < len) {
-        // Vocabularies are large: only what is left is sorted.
+        // Vocabularies are large, so only the remaining tokens are sorted.
         indices.select_nth_unstable_by(count, order);
         indices.truncate(count);
     }
@@ -44,11 +44,12 @@ fn most_likely(
     indices
 }
 
-/// How many of `weights`, from the largest on, are the share `top_p` of their sum.
+/// The smallest number of the largest `weights` whose sum is at least the share `top_p` of the sum
+/// of all weights.
 fn nucleus(weights: &[f64], top_p: f64) -> usize {
     let enough = top_p * weights.iter().sum::<f64>();
     let mut sum = 0.0;
-    // One is left while those before it are not enough.
+    // A weight counts if the sum of the weights before it is not enough.
     let count = weights.iter().take_while(|&&weight| {
         let is_left = sum < enough;
         sum += weight;

@@ -1,5 +1,5 @@
-//! Attention of encoders, and of decoders to what an encoder made: layers for queries, keys, values
-//! and results, and perhaps a learned bias of the scores.
+//! Attention of encoders, and cross-attention of decoders to the output of an encoder: layers for
+//! queries, keys, values and outputs, and optionally a learned bias of the scores.
 //!
 //! `B` batch, `T` positions, `S` keys, `H` heads, `D` features of a head, `C` features of a
 //! position.
@@ -12,19 +12,19 @@ use lowtide_tensor::{AttentionDropout, AttentionOptions, Tensor};
 use crate::decoder::Maker;
 use crate::error::Result;
 
-/// The layers of an attention, and their names.
+/// The sizes and names of the layers of an attention.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) width: usize,
     pub(super) heads: usize,
     pub(super) head_width: usize,
-    /// True if queries, keys and values have biases, and whether the result has one.
+    /// True if queries, keys and values have biases, and true if the output has a bias.
     pub(super) biases: [bool; 2],
-    /// The names of the layers of queries, keys, values and results.
+    /// The names of the layers of queries, keys, values and outputs.
     pub(super) names: [&'static str; 4],
     /// Factor of the scores; `1 / sqrt(head_width)` if absent.
     pub(super) scale: Option<f64>,
-    /// Probability with which the weight of a pair is dropped in training.
+    /// Probability of dropping an attention weight in training.
     pub(super) dropout: f64,
     /// Deviations of the initial weights.
     pub(super) deviations: [f64; 4],
@@ -72,9 +72,9 @@ impl Attention {
         visitor(Shared::Branch(branch.resizing(|len| self.heads = len)));
     }
 
-    /// Attention of the queries of `x` to the keys and values of `memory`, which is x itself if
-    /// absent, of those that `mask` shows, with `bias` added to the scores. The gradient of a bias
-    /// is one of all scores, which are then there as a whole.
+    /// Attention of the queries of `x` to the keys and values of `memory` that `mask` allows, with
+    /// `bias` added to the scores. If absent, `memory` is `x`. With a bias, the scores and their
+    /// gradient exist as whole tensors.
     ///
     /// # Shapes
     /// `x: [B, T, C], memory: [B, S, C], mask` broadcasts to `[B, H, T, S]`, `bias: [1, H, T, S]`

@@ -1,6 +1,6 @@
-//! BERT: layers that see all positions, with norms after each branch, and a head that guesses
-//! tokens or one for classes. Devlin et al., "BERT: pre-training of deep bidirectional transformers
-//! for language understanding" (2018).
+//! BERT: layers that see all positions, with norms after each branch, and a head that predicts
+//! tokens or classes. Devlin et al., "BERT: pre-training of deep bidirectional transformers for
+//! language understanding" (2018).
 //!
 //! `B` batch, `T` positions, `C` features, `V` vocabulary, `K` classes.
 
@@ -24,29 +24,29 @@ use crate::weights::Stored;
 /// The shape of a BERT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertShape {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Positions at most.
+    /// Maximum number of positions.
     pub context: usize,
-    /// Kinds of segments of a sequence.
+    /// Number of kinds of segments in a sequence.
     pub types: usize,
-    /// Features of each position.
+    /// Number of features of each position.
     pub width: usize,
-    /// Hidden features of a layer.
+    /// Number of hidden features of a layer.
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Heads of attention; divide the width.
+    /// Number of attention heads; divides the width.
     pub heads: usize,
     /// The function between the two hidden layers.
     pub activation: Activation,
-    /// Added to variances.
+    /// The addend of variances.
     pub eps: f64,
-    /// Probability with which features are dropped in training.
+    /// Probability of dropping features in training.
     pub dropout: f64,
-    /// Probability with which the weight of a pair is dropped in training.
+    /// Probability of dropping an attention weight in training.
     pub attention_dropout: f64,
-    /// Probability with which the input of a layer of classes is dropped in training.
+    /// Probability of dropping features before the layer of classes in training.
     pub head_dropout: f64,
     /// Deviation of the initial weights.
     pub deviation: f64,
@@ -54,12 +54,12 @@ pub struct BertShape {
     pub head: BertHead,
 }
 
-/// The head of a [`Bert`], by what the model is trained for.
+/// The head of a [`Bert`], by the task of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BertHead {
-    /// Tokens that are hidden, at each position.
+    /// Logits of the masked token at each position.
     Tokens,
-    /// Logits of this number of classes, for a sequence.
+    /// Logits of this number of classes for a sequence.
     Classes(usize),
 }
 
@@ -67,7 +67,7 @@ pub enum BertHead {
 pub type BertConfig = ModelConfig<BertShape>;
 
 impl BertConfig {
-    /// This model with a head for `count` classes instead of its own: for
+    /// This model with a head for `count` classes instead of its own, for use with
     /// [`load_body`](crate::load_body).
     #[must_use]
     pub fn with_classes(self, count: usize) -> Self {
@@ -82,7 +82,7 @@ impl BertConfig {
 pub struct BertInput {
     /// `[B, T]` of i64.
     pub tokens: Tensor,
-    /// `[B, T]` of any type, 0 at padding; all count if absent.
+    /// `[B, T]` of any type, 0 at padding; no padding if absent.
     pub mask: Option<Tensor>,
     /// The segment of each token, `[B, T]` of i64; all 0 if absent.
     pub types: Option<Tensor>,
@@ -108,7 +108,7 @@ parameters!(Layer {
 }, shared by branches);
 
 impl Layer {
-    /// The hidden features.
+    /// The hidden features, which ranks can share.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
     }
@@ -129,7 +129,7 @@ impl Layer {
     }
 }
 
-/// The head that guesses tokens, with the table of tokens as its last layer.
+/// The head that predicts tokens, with the table of tokens as its last layer.
 #[derive(Clone, Debug)]
 struct Guess {
     bias: Parameter,
@@ -156,7 +156,7 @@ pub struct Bert {
     types: Embedding,
     norm: LayerNorm,
     layers: Vec<Segment<Layer>>,
-    /// One of the two is there.
+    /// Exactly one of the two heads is present.
     guess: Option<Guess>,
     classifier: Option<Classifier>,
     shape: BertShape,
@@ -251,8 +251,8 @@ impl Bert {
     /// `[B, T, C]`
     ///
     /// # Errors
-    /// `Shape`, `DType`, `Index` for a token outside the vocabulary or more positions than there
-    /// are, `OutOfMemory`.
+    /// `Shape`, `DType`, `Index` for a token outside the vocabulary or too many positions,
+    /// `OutOfMemory`.
     pub fn features(&self, pass: &Pass, input: &BertInput) -> NnResult<Var> {
         let tokens = &input.tokens;
         let len = tokens.shape().last().copied().unwrap_or_default();
@@ -294,21 +294,22 @@ impl Bert {
         pass.within("classifier", forward)
     }
 
-    /// The input of the layer that guesses tokens.
+    /// The input of the layer that predicts tokens.
     fn guessed(&self, pass: &Pass, guess: &Guess, x: Var) -> NnResult<Var> {
         let hidden = run_in(pass, "cls.predictions.transform.dense", &guess.dense, x)?;
         let hidden = self.shape.activation.of(hidden)?;
         run_in(pass, "cls.predictions.transform.LayerNorm", &guess.norm, hidden)
     }
 
-    /// The cross-entropy of [`Bert::logits`] with labels; one of -100 does not count. That of
-    /// tokens is in chunks: the logits are never there as a whole.
+    /// The cross-entropy of [`Bert::logits`] with labels; a label of -100 is ignored. The loss of
+    /// tokens is computed in chunks, so that the logits never exist as a whole.
     ///
     /// # Shapes
     /// `labels: [B, T]`, or `[B]`, of i64
     ///
     /// # Errors
-    /// The errors of [`Bert::features`], and `Label` for a label that there is not.
+    /// The errors of [`Bert::features`], and `Label` for a label outside the vocabulary or the
+    /// classes.
     pub fn loss(
         &self,
         pass: &Pass,

@@ -1,4 +1,4 @@
-//! Functions that the models share: classes of a configuration, and dropout.
+//! Functions that the models share: number of classes, and dropout.
 
 use lowtide_autograd::{Pass, Var};
 use lowtide_nn::{Dropout, Module, NnResult};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::config::Entries;
 use crate::error::{EntryProblem, Result};
 
-/// Classes of a configuration: the number of their names.
+/// Number of classes of a configuration: the number of class names.
 pub(super) fn classes(entries: &Entries) -> Result<usize> {
     let names = entries.value("id2label").and_then(Value::as_object).map(Map::len);
     if names == Some(0) {

@@ -1,4 +1,4 @@
-//! Models that are no decoders of text: BERT, T5, ViT and ResNet.
+//! Models other than decoders of text: BERT, T5, ViT and ResNet.
 
 mod attention;
 mod bert;

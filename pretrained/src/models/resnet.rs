@@ -1,5 +1,5 @@
-//! ResNet with a head for classes; running statistics are buffers of the file. He et al., "Deep
-//! residual learning for image recognition" (2015).
+//! ResNet with a head for classes. Running statistics are buffers, stored in the file. He et al.,
+//! "Deep residual learning for image recognition" (2015).
 //!
 //! `N` images, `C` channels, `H` rows, `W` columns, `K` classes.
 
@@ -19,21 +19,22 @@ use crate::weights::Stored;
 /// The shape of a ResNet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResNetShape {
-    /// Channels of an image.
+    /// Number of channels of an image.
     pub channels: usize,
-    /// Channels of the first layer.
+    /// Number of output channels of the first layer.
     pub first: usize,
-    /// Channels and layers of each stage.
+    /// Number of channels and of layers of each stage.
     pub stages: Vec<[usize; 2]>,
-    /// True if layers are of three convolutions, of which only the second is larger than a pixel.
+    /// True if a layer has three convolutions, with kernels of 1, 3 and 1 pixels; false if it has
+    /// two.
     pub is_bottleneck: bool,
-    /// True if the first convolution of a bottleneck takes its stride, instead of the second.
+    /// True if the first convolution of a bottleneck has the stride, false if the second has it.
     pub is_first_strided: bool,
     /// True if the first stage halves the size.
     pub is_first_stage_halved: bool,
-    /// The function after each norm but the last of a layer.
+    /// The function after each norm except the last norm of a layer.
     pub activation: Activation,
-    /// Classes of the head.
+    /// Number of classes of the head.
     pub classes: usize,
 }
 
@@ -41,7 +42,7 @@ pub struct ResNetShape {
 pub type ResNetConfig = ModelConfig<ResNetShape>;
 
 impl ResNetConfig {
-    /// This model with a head for `count` classes instead of its own: for
+    /// This model with a head for `count` classes instead of its own, for use with
     /// [`load_body`](crate::load_body).
     #[must_use]
     pub fn with_classes(self, count: usize) -> Self {
@@ -50,7 +51,7 @@ impl ResNetConfig {
     }
 }
 
-/// A convolution, a norm, and an activation unless it is the last.
+/// A convolution, a norm, and an activation except in the last convolution of a layer.
 #[derive(Clone, Debug)]
 struct Convolved {
     convolution: Conv2d,
@@ -168,7 +169,7 @@ impl ResNetShape {
     }
 }
 
-/// True if a layer's input is made to fit before it is added.
+/// True if a layer projects its input before the residual addition.
 pub(crate) fn has_shortcut([inputs, outputs]: [usize; 2], stride: usize) -> bool {
     inputs != outputs || stride != 1
 }
@@ -283,7 +284,7 @@ impl Shape for ResNetShape {
 }
 
 fn shape(entries: &Entries) -> Result<ResNetShape> {
-    // Entries of models that return the results of their stages.
+    // Entries of models that return the outputs of their stages.
     for name in ["out_features", "out_indices", "stage_names"] {
         entries.value(name);
     }

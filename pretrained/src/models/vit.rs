@@ -23,33 +23,33 @@ use crate::weights::Stored;
 /// The shape of a ViT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ViTShape {
-    /// Channels of an image.
+    /// Number of channels of an image.
     pub channels: usize,
-    /// Rows and columns of the images that the table of positions is for.
+    /// Rows and columns of the images that the table of positions was made for.
     pub image: usize,
     /// Rows and columns of a patch.
     pub patch: usize,
-    /// Features of each patch.
+    /// Number of features of each patch.
     pub width: usize,
-    /// Hidden features of a layer.
+    /// Number of hidden features of a layer.
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Heads of attention; divide the width.
+    /// Number of attention heads; divides the width.
     pub heads: usize,
     /// The function between the two hidden layers.
     pub activation: Activation,
     /// True if queries, keys and values have biases.
     pub has_input_bias: bool,
-    /// Added to variances.
+    /// The addend of variances.
     pub eps: f64,
-    /// Probability with which features are dropped in training.
+    /// Probability of dropping features in training.
     pub dropout: f64,
-    /// Probability with which the weight of a pair is dropped in training.
+    /// Probability of dropping an attention weight in training.
     pub attention_dropout: f64,
     /// Deviation of the initial weights.
     pub deviation: f64,
-    /// Classes of the head.
+    /// Number of classes of the head.
     pub classes: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct ViTShape {
 pub type ViTConfig = ModelConfig<ViTShape>;
 
 impl ViTConfig {
-    /// This model with a head for `count` classes instead of its own: for
+    /// This model with a head for `count` classes instead of its own, for use with
     /// [`load_body`](crate::load_body).
     #[must_use]
     pub fn with_classes(self, count: usize) -> Self {
@@ -86,7 +86,7 @@ parameters!(Layer {
 }, shared by branches);
 
 impl Layer {
-    /// The hidden features.
+    /// The hidden features, which ranks can share.
     fn branches(&mut self, visitor: &mut dyn FnMut(Shared<'_>)) {
         visitor(Shared::Branch(Branch::hidden([&self.up], &mut self.down)));
     }
@@ -191,7 +191,8 @@ impl ViT {
         &self.shape
     }
 
-    /// The table for images of this size: between its numbers, where they are of another than it.
+    /// The table of positions for images of this size, interpolated if the size differs from the
+    /// model's.
     fn positions(&self, pass: &Pass, size: [usize; 2]) -> NnResult<Var> {
         let table = self.positions.var(pass)?;
         let (image, patch) = (self.shape.image, self.shape.patch);
@@ -214,8 +215,8 @@ impl ViT {
 
 impl Module for ViT {
     /// # Shapes
-    /// `input: [N, C, H, W] → [N, K]`; images of another size than the model's have positions
-    /// between those that were learned
+    /// `input: [N, C, H, W] → [N, K]`; images of another size than the model's have interpolated
+    /// positions
     fn forward(&self, pass: &Pass, input: Var) -> NnResult<Var> {
         let shape = *input.shape();
         let size = [2, 3].map(|axis| shape.get(axis).copied().unwrap_or_default());
@@ -229,7 +230,7 @@ impl Module for ViT {
         let x = run_blocks("vit.encoder.layer.", &self.layers, pass, x, |layer, pass, x| {
             layer.forward(pass, x)
         })?;
-        // Only the first is read, so only it is normalised.
+        // Only the first position is read, so only it is normalised.
         let first = run_in(pass, "vit.layernorm", &self.norm, x.select(1, 0)?)?;
         run_in(pass, "classifier", &self.classifier, first)
     }
@@ -268,7 +269,7 @@ impl Shape for ViTShape {
 }
 
 fn shape(entries: &Entries) -> Result<ViTShape> {
-    // Entries of text-image models, and of models that draw pictures anew.
+    // Entries of text-image models, and of models that reconstruct images.
     for name in ["encoder_stride", "pooler_act", "pooler_output_size"] {
         entries.value(name);
     }

@@ -1,37 +1,37 @@
-//! How the files of a family lay out what the model has in another order.
+//! Tensors that the files of a family store in another order than the model.
 
 use lowtide_nn::{NnResult, Parameters};
 use lowtide_tensor::Tensor;
 
-/// The file of weights that are in one.
+/// The name of the file with all weights, if there is only one file.
 pub(super) const FILE: &str = "model.safetensors";
-/// Which file each tensor is in, of weights that are in several.
+/// The index of weights in several files: the file of each tensor.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// A model whose weights are in files of transformers. Only models of this crate are.
+/// A model with weights in files of transformers. Only this crate implements the trait.
 pub trait Stored: Parameters {
-    /// How files lay out the tensor `name`.
+    /// The layout of the tensor `name` in files.
     #[doc(hidden)]
     fn layout(&self, name: &str) -> Layout {
         let _ = name;
         Layout::Same
     }
 
-    /// The prefix of names that files of the model without its output layer leave out.
+    /// The prefix of names that files without an output layer leave out.
     #[doc(hidden)]
     fn base(&self) -> &'static str {
         ""
     }
 
-    /// True if files have a tensor `name` that the model has no use for.
+    /// True if files have a tensor `name` that the model does not need.
     #[doc(hidden)]
     fn is_unused(&self, name: &str) -> bool {
         let _ = name;
         false
     }
 
-    /// True if a tensor belongs to what a model is trained for, such as a layer of classes, of this
-    /// model or of another one with the same body.
+    /// True if a tensor belongs to the head, such as a layer of classes, of this model or of
+    /// another model with the same body.
     #[doc(hidden)]
     fn is_of_head(&self, name: &str) -> bool {
         let _ = name;
@@ -39,19 +39,19 @@ pub trait Stored: Parameters {
     }
 }
 
-/// From a tensor in memory to the one in the file.
+/// The relation between a tensor in memory and the tensor in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Layout {
-    /// One layout in both.
+    /// Memory and file have one layout.
     Same,
     /// `[outputs, inputs]` in memory, `[inputs, outputs]` in the file.
     Transposed,
 }
 
 impl Layout {
-    /// `tensor` as it lies in the file, without copying: `[slabs, ..]`, which row-major is what is
-    /// in the file.
+    /// `tensor` in the layout of the file, without copying: `[slabs, ..]`, whose row-major order is
+    /// the order of the file.
     pub(super) fn view(self, tensor: &Tensor) -> NnResult<Tensor> {
         Ok(match self {
             Layout::Same => tensor.clone(),
@@ -59,7 +59,7 @@ impl Layout {
         })
     }
 
-    /// The shape that the file says.
+    /// The shape of the tensor in the file.
     pub(super) fn file_shape(self, tensor: &Tensor) -> Vec<usize> {
         let mut shape = tensor.shape().to_vec();
         if self == Layout::Transposed {

@@ -1,5 +1,5 @@
-//! Weights of a folder into a model: copied in place, or, beside weights in few bits, left where
-//! they are.
+//! Weights of a folder for a model: copied into its tensors or, if the folder has quantised
+//! weights, used in the mapped files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,23 +16,22 @@ use crate::decoder::{Decoder, DecoderShape, Weights};
 use crate::error::{EntryProblem, PretrainedError, Result, WeightProblem, shortened};
 use crate::files::read_text;
 
-/// Elements that are converted at a time: 16 MiB of f32, beside the model.
+/// Number of elements that are converted at a time: 16 MiB of f32, in addition to the model.
 const CHUNK_LEN: usize = 4 << 20;
 
-/// Reads every parameter and buffer of `model` from the weights in `folder`, `model.safetensors` or
-/// the files that `model.safetensors.index.json` lists, in whatever float type they are. The files
-/// are mapped, and converted in pieces of a few megabytes: no tensor is in memory twice.
+/// Reads every parameter and buffer of `model` from the weights in `folder`: `model.safetensors`,
+/// or the files that `model.safetensors.index.json` lists, in any float type. The files are mapped,
+/// and converted in pieces of a few megabytes: no tensor is in memory twice.
 ///
-/// # Errors
-/// `File`, `Json`, `Format`; `Weights` with all that is missing, not known, or of another shape or
-/// type; `OutOfMemory`. The model is then as before.
+/// `File`, `Json`, `Format`; `Weights` with all tensors that are missing, unknown, or of another
+/// shape or type; `OutOfMemory`. The model is then unchanged.
 pub fn load<M: Stored>(model: &mut M, folder: impl AsRef<Path>) -> Result<()> {
     load_parts(model, folder.as_ref(), Parts::All)
 }
 
-/// [`load`] of the body of a model that is trained for something else than the one of the files:
-/// what its head has and they have not, or in another shape, stays as it is, and their head is left
-/// alone.
+/// [`load`] of the body of a model whose head differs from the head in the files. A tensor of the
+/// model's head that the files lack, or have in another shape, is unchanged. The head in the files
+/// is not read.
 ///
 /// # Errors
 /// The errors of [`load`].
@@ -40,7 +39,7 @@ pub fn load_body<M: Stored>(model: &mut M, folder: impl AsRef<Path>) -> Result<(
     load_parts(model, folder.as_ref(), Parts::Body)
 }
 
-/// True if the head of a model may differ from that of its files.
+/// The parts of the model that the files must match.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Parts {
     All,
@@ -62,9 +61,9 @@ fn load_parts<M: Stored>(model: &mut M, folder: &Path, parts: Parts) -> Result<(
     fill_all(&tensors_of(model), &floats)
 }
 
-/// A decoder of `shape` with the weights in `folder`, made and read part by part; `change` sees
-/// each right after. Of files with weights in few bits nothing is read but what has to be
-/// converted: parameters are parts of the files, and frozen.
+/// A decoder of `shape` with the weights in `folder`, made and read part by part. `change` is
+/// called with each part. If the files have quantised weights, only tensors that must be converted
+/// are read: all other parameters are parts of the files, and frozen.
 pub(crate) fn load_by_parts(
     device: &Device,
     shape: &DecoderShape,
@@ -114,7 +113,7 @@ fn open(folder: &Path) -> Result<Vec<(PathBuf, MappedFile)>> {
 
 /// The files that an index lists, each once.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
-    /// The largest ones, of thousands of layers of experts, have some 10 MB.
+    /// The largest indices, for thousands of layers of experts, have about 10 MB.
     const INDEX_BYTES_MAX: u64 = 1 << 28;
     let text = read_text(index, INDEX_BYTES_MAX)?;
     let json: Value = serde_json::from_str(&text)
@@ -128,7 +127,7 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     };
     let mut names = BTreeSet::new();
     for file in map.values() {
-        // Names are joined to the folder, so each has to stay in it.
+        // Names are joined to the folder, so each name must stay in the folder.
         let name = file.as_str().filter(|name| {
             Path::new(name).file_name().is_some_and(|only| only == *name) && *name != ".."
         });
@@ -152,11 +151,11 @@ fn parsed(files: &[(PathBuf, MappedFile)]) -> Result<Vec<SafeTensors<'_>>> {
     parsed.collect()
 }
 
-/// The tensors of files that belong to a model.
+/// The tensors of the files that belong to a model.
 struct Matched<'a> {
-    /// By the name of the tensor.
+    /// Float tensors, by name.
     floats: BTreeMap<String, StoredFloats<'a>>,
-    /// By the name of the layer.
+    /// Quantised weights, by the name of the layer.
     few_bits: BTreeMap<String, StoredWeight<'a>>,
 }
 
@@ -167,7 +166,7 @@ struct StoredFloats<'a> {
     layout: Layout,
 }
 
-/// Finds every tensor in the files, and everything of the files in the model.
+/// Finds every tensor of the model in the files, and every tensor of the files in the model.
 fn matched<'a, M: Stored>(
     model: &mut M,
     files: &[SafeTensors<'a>],
@@ -213,7 +212,7 @@ fn matched<'a, M: Stored>(
     }
 }
 
-/// Takes the weights in few bits from the tensors of the files, by the name of their layer.
+/// Takes the quantised weights from the tensors of the files, by the name of their layer.
 fn few_bits<'a, M: Stored>(
     model: &mut M,
     stored: &mut BTreeMap<String, TensorView<'a>>,
@@ -236,7 +235,7 @@ fn few_bits<'a, M: Stored>(
     taken
 }
 
-/// Makes the tensors of a part, which has none yet, parts of the files: see [`load_by_parts`].
+/// Replaces the placeholders of a part by parts of the files; see [`load_by_parts`].
 fn map_all(
     part: &mut dyn Parameters,
     device: &Device,
@@ -280,7 +279,7 @@ fn map_all(
     Ok(())
 }
 
-/// A weight whose tensors are parts of the files, but for what files have in another form.
+/// A weight whose tensors are parts of the files, or copies if the file has another layout.
 fn few_bits_in(
     device: &Device,
     weight: &StoredWeight<'_>,
@@ -296,7 +295,7 @@ fn few_bits_in(
     Ok(Quantized::from_parts(*format, *shape, parts.collect::<Result<_>>()?)?)
 }
 
-/// The tensor that `bytes` are, if they are in one of the files and not askew.
+/// The tensor of `bytes`, if the bytes lie in one of the files and are aligned.
 fn mapped(
     device: &Device,
     shape: Shape,
@@ -318,15 +317,15 @@ fn mapped(
     Ok(None)
 }
 
-/// A tensor, and what is to be written to it.
+/// A tensor, and the bytes to write to it.
 struct Planned<'a> {
-    /// As it lies in the file.
+    /// The tensor in the layout of the file.
     view: Tensor,
     bytes: &'a [u8],
     dtype: DType,
 }
 
-/// Writes to each tensor what was matched to its name, or to none of them.
+/// Writes to each tensor the floats with its name, or changes no tensor.
 fn fill_all(
     tensors: &[(String, Tensor)],
     floats: &BTreeMap<String, StoredFloats<'_>>,
@@ -345,7 +344,7 @@ fn fill_all(
     Ok(())
 }
 
-/// The bytes and the type of a tensor of a file, if it is what `value` can be filled with.
+/// The bytes and the type of a tensor of a file, if `value` can be filled with them.
 fn fitting<'a>(
     found: Option<TensorView<'a>>,
     value: &Tensor,
@@ -373,7 +372,7 @@ fn is_converted(dtype: DType, value: &Tensor) -> bool {
     dtype.is_float() && value.dtype().is_float()
 }
 
-/// The name of a tensor, where it has an older one in the file.
+/// The present name of a tensor that has another name in older files.
 fn renamed(name: &str) -> String {
     let newer = |old: &str, new: &str| name.strip_suffix(old).map(|stem| format!("{stem}{new}"));
     newer("LayerNorm.gamma", "LayerNorm.weight")
@@ -392,8 +391,8 @@ fn dtype_of(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// The memory of every conversion, allocated before the first one: what comes after cannot fail for
-/// want of memory, which would leave a model of two halves.
+/// The scratch memory of all conversions, allocated before the first one, so that no later step can
+/// run out of memory and leave a half-loaded model.
 fn scratch(plan: &[Planned<'_>]) -> Result<BTreeMap<&'static str, Tensor>> {
     let mut lens: BTreeMap<&'static str, (DType, usize, &Tensor)> = BTreeMap::new();
     for Planned { view, dtype, .. } in plan {
@@ -409,17 +408,17 @@ fn scratch(plan: &[Planned<'_>]) -> Result<BTreeMap<&'static str, Tensor>> {
     allocated.collect()
 }
 
-/// True if the bytes of the file are those of the parameter.
+/// True if the file's bytes are the parameter's bytes.
 fn is_direct(view: &Tensor, dtype: DType) -> bool {
     view.dtype() == dtype && view.layout().is_contiguous()
 }
 
-/// Elements of what is never split.
+/// Number of elements of a slab, which is never split.
 fn slab_len(view: &Tensor) -> usize {
     view.shape().iter().skip(1).product()
 }
 
-/// How many parts along the first dimension are converted at a time.
+/// Number of parts along the first dimension that are converted at a time.
 fn slabs(view: &Tensor) -> usize {
     let count = view.shape().first().copied().unwrap_or(1);
     (CHUNK_LEN / slab_len(view).max(1)).clamp(1, count.max(1))

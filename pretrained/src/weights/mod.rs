@@ -1,5 +1,5 @@
-//! Weights in a folder: one safetensors file, or several with an index, under the names and in the
-//! layouts of their family.
+//! Weights in a folder: one safetensors file, or several with an index, with the names and layouts
+//! of their family.
 
 pub(crate) mod layout;
 mod load;

@@ -1,4 +1,4 @@
-//! Weights in few bits as bitsandbytes stores them: NF4 and int8 by rows, each a few tensors under
+//! Quantised weights in the format of bitsandbytes: NF4 and int8 by rows, each a few tensors with
 //! the names of `QuantState.as_dict` and of `Linear8bitLt`.
 
 use std::borrow::Cow;
@@ -13,10 +13,11 @@ use crate::error::Result;
 
 /// The end of the name of the tensor that describes an NF4 weight.
 const STATE: &str = "quant_state.bitsandbytes__nf4";
-/// Elements that share a scale, and scales that share one of their own, in [`QuantFormat::Nf4`].
+/// Number of elements that share a scale, and number of scales that share a second scale, in
+/// [`QuantFormat::Nf4`].
 const BLOCK_LENS: [u64; 2] = [64, 256];
 
-/// A weight in few bits in a file.
+/// A quantised weight in a file.
 pub(super) struct StoredWeight<'a> {
     pub(super) format: QuantFormat,
     pub(super) shape: Shape,
@@ -24,10 +25,11 @@ pub(super) struct StoredWeight<'a> {
     pub(super) parts: Vec<Cow<'a, [u8]>>,
 }
 
-/// Takes the tensors of the weight of `layer` from those of a file, if it is in few bits there.
+/// Takes the tensors of the weight of `layer` from the tensors of a file, if the weight is
+/// quantised.
 ///
 /// # Errors
-/// What is wrong with the weight.
+/// The fault of the weight.
 pub(super) fn take<'a>(
     stored: &mut BTreeMap<String, TensorView<'a>>,
     layer: &str,
@@ -35,7 +37,7 @@ pub(super) fn take<'a>(
 ) -> std::result::Result<Option<StoredWeight<'a>>, WeightsProblem> {
     let mut part = |name: &str| stored.remove(&format!("{layer}.{name}"));
     if let Some(scales) = part("SCB") {
-        // Always 0: the order of the rows.
+        // Always 0: the row order.
         part("weight_format");
         let codes = part("weight").ok_or(WeightsProblem::Missing)?;
         let format = QuantFormat::Int8Rows;
@@ -65,7 +67,8 @@ pub(super) fn take<'a>(
     Ok(Some(StoredWeight { format, shape, parts }))
 }
 
-/// The offset of the scales, if they are in few bits, of a description that fits [`QuantFormat`].
+/// Checks that a description fits [`QuantFormat`]. Returns the offset of the scales, if they are
+/// quantised too.
 fn is_ours(
     state: &Value,
     shape: Shape,
@@ -73,7 +76,7 @@ fn is_ours(
 ) -> std::result::Result<Option<f32>, WeightsProblem> {
     let sizes = state.get("shape").and_then(Value::as_array);
     let sizes = sizes.map(|sizes| sizes.iter().filter_map(Value::as_u64).collect::<Vec<_>>());
-    // No model has a size that does not fit.
+    // No model has a size that the cast would change.
     let sizes: Vec<usize> = sizes.into_iter().flatten().map(|size| size as usize).collect();
     if sizes[..] != shape[..] {
         return Err(WeightsProblem::Shape { found: sizes, expected: shape });
@@ -92,7 +95,7 @@ fn is_ours(
     }
 }
 
-/// The bytes of the tensors, which have the types and the sizes of a weight of this shape.
+/// The bytes of the tensors, after a check of their types and sizes for a weight of this shape.
 fn checked<'a>(
     format: QuantFormat,
     shape: Shape,
@@ -104,7 +107,8 @@ fn checked<'a>(
             let (found, expected) = (format!("{:?}", view.dtype()), format!("{dtype:?}"));
             return Err(WeightsProblem::Type { found, expected });
         }
-        // Codes are a column in the file, and a row in memory.
+        // Codes are a column in the file and a row in memory, so only the number of bytes is
+        // compared.
         if view.data().len() != part.shape.element_count() * part.dtype.size_bytes() {
             let found = view.shape().to_vec();
             return Err(WeightsProblem::Shape { found, expected: part.shape });
@@ -119,7 +123,7 @@ fn wrong(found: &str) -> WeightsProblem {
     WeightsProblem::Type { found: found.to_owned(), expected }
 }
 
-/// A tensor of a weight as it is written.
+/// A tensor of a weight, as it is written.
 pub(super) struct WrittenPart {
     pub(super) name: String,
     pub(super) tensor: Tensor,
@@ -127,11 +131,11 @@ pub(super) struct WrittenPart {
     pub(super) dtype: Dtype,
 }
 
-/// The tensors that a file has of the weight of `layer`, whose products are in `dtype`; none for
-/// formats that bitsandbytes has not.
+/// The tensors in a file for the weight of `layer`, whose products are in `dtype`; `None` for
+/// formats that bitsandbytes lacks.
 ///
 /// # Errors
-/// `OutOfMemory`, and what the device says of a copy.
+/// `OutOfMemory`, and errors of the device for a copy.
 pub(super) fn written(
     layer: &str,
     weight: &Quantized,

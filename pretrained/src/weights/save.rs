@@ -1,4 +1,4 @@
-//! A model's weights into a folder.
+//! Writing a model's weights into a folder.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -16,16 +16,17 @@ use super::quantized::{WrittenPart, written};
 use crate::error::{PretrainedError, Result, WeightProblem};
 use crate::files::{Partial, beside, in_folder, remove};
 
-/// Writes every parameter and buffer of `model` into `folder`, which is made if it is not there, as
-/// transformers reads them: `model.safetensors` if they are of at most `shard_bytes_max` together,
-/// else files of at most so much, but of at least one tensor, and `model.safetensors.index.json`.
-/// Files are written beside their places first, then renamed, the index last. Of all tensors one
-/// copy is in memory at a time. Linear layers in NF4 or int8 are written as bitsandbytes has them.
+/// Writes every parameter and buffer of `model` into `folder`, which is made if it does not exist,
+/// in the format of transformers. The file is `model.safetensors` if all tensors have at most
+/// `shard_bytes_max` bytes. Otherwise there are files of at most that size, each with at least one
+/// tensor, and `model.safetensors.index.json`. Files are written under temporary names first, then
+/// renamed, the index last. A copy of one tensor at a time is in memory. Linear layers in NF4 or
+/// int8 are written in the format of bitsandbytes.
 ///
 /// # Errors
-/// `File`; `Weights` for layers in GGUF's formats, which such files do not have; what the device
-/// says of a copy, such as `ValueUnavailable` on a simulated one. Files that were there before are
-/// then untouched.
+/// `File`; `Weights` for layers in GGUF's formats, which these files do not have; errors of the
+/// device for a copy, such as `ValueUnavailable` on a simulated device. Earlier files are then
+/// untouched.
 pub fn save<M: Stored>(
     model: &mut M,
     folder: impl AsRef<Path>,
@@ -47,8 +48,8 @@ pub fn save<M: Stored>(
     })
 }
 
-/// Puts files in their places by `rename`. A process that ends in between leaves a model that is
-/// whole, or none.
+/// Puts files in their places by `rename`. A process that ends in between leaves a complete model,
+/// or none.
 fn publish(
     folder: &Path,
     named: &[(PathBuf, Vec<Entry>)],
@@ -58,24 +59,24 @@ fn publish(
     let index_path = folder.join(INDEX);
     if named.len() <= 1 {
         written.into_iter().try_for_each(rename)?;
-        // The index of a model that was there before, in the other form.
+        // Removes the index of an earlier model with several files.
         return remove(&index_path);
     }
     let index = Partial::write(&index_path, |file| file.write(index(named).as_bytes()))?;
-    // The index would list files of two models.
+    // The earlier index would list files of two models.
     if named.iter().any(|(path, _)| path.exists()) {
         remove(&index_path)?;
     }
     written.into_iter().try_for_each(&mut *rename)?;
     rename(index)?;
-    // A single file from before would be read instead of the new ones.
+    // An earlier single file would be read instead of the new files.
     remove(&folder.join(FILE))
 }
 
-/// A tensor as the file has it.
+/// A tensor as it is written.
 struct Entry {
     name: String,
-    /// As it lies in the file.
+    /// The tensor in the layout of the file.
     view: Tensor,
     shape: Vec<usize>,
     dtype: Dtype,
@@ -105,7 +106,7 @@ fn entries<M: Stored>(model: &mut M, folder: &Path) -> Result<Vec<Entry>> {
     model.visit_tensors(&mut |name, value| tensors.push((name.to_owned(), value.clone())));
     let mut entries = Vec::new();
     for (name, value) in tensors {
-        // The tensors of a weight in few bits follow each other.
+        // The tensors of a quantised weight follow each other.
         let layer = few_bits.keys().find(|layer| name.starts_with(*layer)).cloned();
         match layer.and_then(|layer| few_bits.get_mut(&layer)) {
             Some(parts) => entries.extend(parts.take().into_iter().flatten().map(Entry::of)),
@@ -155,7 +156,7 @@ fn shards(entries: Vec<Entry>, bytes_max: u64) -> Vec<Vec<Entry>> {
     shards
 }
 
-/// Which file each tensor is in.
+/// The index of the files: the file of each tensor.
 fn index(named: &[(PathBuf, Vec<Entry>)]) -> String {
     let (mut map, mut total) = (Map::new(), 0);
     for (path, shard) in named {
@@ -168,7 +169,7 @@ fn index(named: &[(PathBuf, Vec<Entry>)]) -> String {
     json!({ "metadata": { "total_size": total }, "weight_map": map }).to_string()
 }
 
-/// An entry that is being written, and where it says that it could not be read.
+/// A tensor that is being written, and the place for the error if it cannot be read.
 struct Written<'a> {
     entry: &'a Entry,
     failure: &'a RefCell<Option<PretrainedError>>,
@@ -184,11 +185,12 @@ impl View for Written<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        // Native order is little-endian on every machine this runs on, which the format wants.
+        // The format needs little-endian bytes, which is the native order of all supported
+        // machines.
         const { assert!(cfg!(target_endian = "little"), "safetensors files are little-endian") };
         let bytes = self.entry.view.contiguous().and_then(|tensor| tensor.to_bytes());
         Cow::Owned(bytes.unwrap_or_else(|error| {
-            // The first one is reported, and what is written is thrown away.
+            // The first error is reported, and the written file is discarded.
             self.failure.borrow_mut().get_or_insert(error.into());
             Vec::new()
         }))
@@ -202,11 +204,12 @@ impl View for Written<'_> {
 fn write<'a>(path: &'a Path, shard: &[Entry]) -> Result<Partial<'a>> {
     let failure = RefCell::new(None);
     let views = shard.iter().map(|entry| (&entry.name, Written { entry, failure: &failure }));
-    // Without it, transformers does not know whose tensors these are.
+    // Without this entry, transformers does not know the framework of the tensors.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let file_error = |source| PretrainedError::File { path: path.to_owned(), source };
     let beside = beside(path);
-    // As readable as any new file of the user's, which the library's files are not.
+    // The file gets the permissions of a new file of the user, which the library's files do not
+    // have.
     let partial = Partial::write(path, |_| Ok(()))?;
     let permissions = fs::metadata(&beside).map_err(file_error)?.permissions();
     let written = safetensors::serialize_to_file(views, Some(metadata), &beside);
@@ -250,7 +253,8 @@ mod tests {
         Ok(bits)
     }
 
-    /// [`save`] of several files, cut off before the `nth` rename; how many there were.
+    /// [`save`] of several files, interrupted before rename number `nth` from 0 on. Returns the
+    /// number of renames.
     fn save_up_to(nth: usize, model: &mut Decoder, folder: &Path, bytes_max: u64) -> Result<usize> {
         let shards = shards(entries(model, folder)?, bytes_max);
         let name = |at: usize| format!("model-{:05}-of-{:05}.safetensors", at + 1, shards.len());
@@ -283,7 +287,7 @@ mod tests {
                 let renames = save_up_to(nth, &mut new, folder.path(), 100)?;
                 let mut read = decoder(3)?;
                 let index = match crate::load(&mut read, folder.path()) {
-                    // None: it says which file is missing.
+                    // No model: the error names the missing file.
                     Err(PretrainedError::File { .. }) => 2,
                     Err(error) => panic!("{nth}: {error}"),
                     Ok(()) if bits(&mut read)? == was => 0,
@@ -298,7 +302,7 @@ mod tests {
                 }
             }
             assert_eq!(found[1], 1, "{found:?}");
-            // Files of other names stay until the index says otherwise.
+            // Files with other names stay valid until the index changes.
             assert!(found[2] == 0 || earlier_bytes_max == 100, "{found:?}");
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Models on an NVIDIA device, which the pretend driver stands for.
+//! Models on an NVIDIA device, or on the pretend driver in its place.
 
 #[allow(dead_code, reason = "`it` uses the rest")]
 #[path = "../it/common.rs"]
@@ -28,7 +28,7 @@ fn wide(x: &Tensor) -> Outcome<Vec<f64>> {
     Ok(here.to_dtype(DType::F64)?.to_vec()?)
 }
 
-/// Two steps: where values can be read, the losses and then the parameters, one after the other.
+/// Trains two steps. Returns the losses and then the parameters, if values can be read.
 fn train(model: &mut Decoder, device: &Device, run: &Run, is_real: bool) -> Outcome<Vec<f64>> {
     let (mut sgd, mut values) = (Sgd::new(SgdOptions::new(0.05))?, Vec::new());
     for step in 0..2 {

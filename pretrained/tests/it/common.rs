@@ -13,7 +13,7 @@ pub(crate) const KEY: RandomKey = RandomKey::new(3);
 
 const BUDGET_BYTES: usize = 64 << 20;
 
-/// The folders of the fixtures that hold decoders, which `make.py` there made.
+/// The folders of the fixtures with decoders, which `make.py` in that folder has made.
 pub(crate) static CASES: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let entries = fs::read_dir(fixtures()).expect("the fixtures are part of the repository");
     let names = entries.map(|entry| entry.expect("a folder's entry").file_name());
@@ -51,7 +51,7 @@ pub(crate) fn folder(case: &str) -> PathBuf {
     fixtures().join(case)
 }
 
-/// The folder of all cases, also where the tests were carried to another machine.
+/// The folder of all cases, also if the tests were carried to another machine.
 fn fixtures() -> PathBuf {
     let package = match std::env::var_os("LOWTIDE_TEST_WORKSPACE") {
         Some(workspace) => PathBuf::from(workspace).join("pretrained"),
@@ -76,7 +76,7 @@ impl Run {
         SafeTensors::deserialize(&self.0).is_ok_and(|file| file.tensor(name).is_ok())
     }
 
-    /// The names that begin so.
+    /// The names with this prefix.
     pub(crate) fn names(&self, start: &str) -> Outcome<Vec<String>> {
         let file = SafeTensors::deserialize(&self.0)?;
         let mut names: Vec<String> = file.names().into_iter().map(str::to_owned).collect();
@@ -101,7 +101,7 @@ impl Run {
     }
 }
 
-/// The largest distance of numbers to those that are expected, where the largest of these is 1.
+/// The largest distance of `found` to `expected`, divided by the largest expected size.
 pub(crate) fn error(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let size = expected.iter().fold(0.0_f64, |max, x| max.max(x.abs())).max(1e-300);

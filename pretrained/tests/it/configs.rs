@@ -17,7 +17,7 @@ fn of(value: &Value) -> Result<Config, PretrainedError> {
     Config::from_text("folder", value.to_string())
 }
 
-/// A small Llama with other entries, of which those that are null are left out.
+/// A small Llama with other entries. Null entries are left out.
 fn llama(other: Value) -> Value {
     let mut entries = json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 16,
@@ -34,7 +34,7 @@ fn llama(other: Value) -> Value {
     entries
 }
 
-/// The entry and the problem of a configuration that is refused.
+/// The entry and the problem of a refused configuration.
 fn refused(value: &Value) -> (String, EntryProblem) {
     match of(value) {
         Err(PretrainedError::Entry { entry, problem, .. }) => (entry, problem),
@@ -81,7 +81,7 @@ fn yarn_scales_scores_only_where_positions_are_stretched() -> Outcome {
     };
     let stretched = 0.1 * 4.0_f64.ln() + 1.0;
     assert_eq!(attention(json!({"factor": 4.0}))?, stretched);
-    // As transformers has it: the logarithm would be 0 or below.
+    // transformers gives 1 as well: the logarithm would be 0 or below.
     for factor in [1.0, 0.5] {
         assert_eq!(attention(json!({"factor": factor}))?, 1.0, "{factor}");
         let both = json!({"factor": factor, "mscale": 2.0, "mscale_all_dim": 0.5});
@@ -104,7 +104,7 @@ fn older_gpt_neox_has_names_of_its_own() -> Outcome {
     let shape = config.shape();
     assert_eq!(shape.layers[0].rotary.and_then(|rotary| rotary.turned), Some(16));
     assert_eq!((shape.residual, shape.family), (Residual::Parallel, Family::Neox));
-    // Pythia 70M
+    // Pythia 70M.
     assert_eq!(shape.parameter_count(), 70_426_624);
     Ok(())
 }
@@ -278,7 +278,7 @@ fn text_that_is_no_configuration_is_an_error() {
     }
 }
 
-/// One byte changed anywhere gives a configuration or an error.
+/// A configuration with one changed byte is a configuration or an error.
 #[test]
 fn no_byte_of_a_configuration_makes_it_panic() -> Outcome {
     for &case in CASES.iter() {

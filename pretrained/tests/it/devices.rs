@@ -1,4 +1,4 @@
-//! Models on a simulated device, where sizes are published ones.
+//! Models on a simulated device, in published sizes.
 
 use lowtide_nn::Parameters;
 use lowtide_pretrained::Config;

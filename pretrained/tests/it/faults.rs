@@ -1,5 +1,5 @@
-//! Memory that runs out at any allocation of loading, merging and exporting: a typed error, nothing
-//! changed, nothing left behind, and the same bytes when it is tried again.
+//! Memory that runs out at any allocation of loading, merging and exporting: a typed error, no
+//! change, nothing left behind, and the same bytes at the next try.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -16,7 +16,7 @@ use lowtide_tensor::{DType, Device, QuantFormat};
 
 use crate::common::{KEY, Outcome, config, cpu, folder};
 
-/// Files by their paths in a folder, folders with nothing in them.
+/// The bytes of files by their paths in a folder; `None` for folders.
 type Files = BTreeMap<String, Option<Vec<u8>>>;
 
 fn files(folder: &Path) -> Outcome<Files> {
@@ -35,7 +35,7 @@ fn files(folder: &Path) -> Outcome<Files> {
     Ok(files)
 }
 
-/// The values of all tensors, and which parameters are frozen.
+/// The values of all tensors, and a flag for frozen parameters.
 fn state(model: &mut Decoder) -> Vec<(String, Vec<u8>, bool)> {
     let mut state = Vec::new();
     model.visit_tensors(&mut |name, value| {
@@ -47,8 +47,8 @@ fn state(model: &mut Decoder) -> Vec<(String, Vec<u8>, bool)> {
     state
 }
 
-/// Lets each request of `work` fail in turn, once and from then on; `check` sees what is left.
-/// Returns how many requests there are.
+/// Lets each request of `work` fail in turn, once and from then on. `check` is called after each
+/// failure. Returns the number of requests.
 fn fail_every_request<T: Debug>(
     device: &Device,
     what: &str,
@@ -76,7 +76,7 @@ fn fail_every_request<T: Debug>(
     Ok(requests)
 }
 
-/// Puts the weights of linear layers in few bits, but those of output layers.
+/// Quantises the weights of linear layers, except output layers.
 fn quantized(part: &mut dyn Parameters) -> lowtide_nn::NnResult<()> {
     let mut outcome = Ok(());
     part.visit_linears(&mut |name, layer| {
@@ -87,7 +87,7 @@ fn quantized(part: &mut dyn Parameters) -> lowtide_nn::NnResult<()> {
     outcome
 }
 
-/// How the model of a case is loaded to be trained.
+/// A function that loads the model of a case for training.
 type Method = fn(&str, &Device) -> Result<Decoder>;
 
 const METHODS: [(&str, Method); 4] = [
@@ -137,7 +137,7 @@ fn loading_without_memory_leaves_none_of_it_and_the_files_as_they_were() -> Outc
     Ok(())
 }
 
-/// Files with weights in few bits are mapped, and what is not is converted.
+/// Files with quantised weights are mapped, and other tensors are converted.
 #[test]
 fn mapping_without_memory_leaves_none_of_it() -> Outcome {
     for case in ["quantized-nf4", "quantized-int8"] {
@@ -187,7 +187,7 @@ fn weights_are_read_into_a_model_as_a_whole_or_not_at_all() -> Outcome {
     Ok(())
 }
 
-/// A model whose adapters say something.
+/// A model whose adapters change its results.
 fn adapted(case: &str, device: &Device) -> Outcome<Decoder> {
     let mut model = config(case)?.load(device, DType::F32)?;
     adapt(&mut model, KEY, &LoraOptions { rank: 2, dora: case == "llama", ..Default::default() })?;
@@ -223,7 +223,7 @@ fn merging_without_memory_leaves_adapters_beside_weights_as_they_were() -> Outco
     Ok(())
 }
 
-/// What is written at a path of a folder.
+/// An export to a path of a folder.
 type Export = fn(&mut Decoder, &Config, &Path) -> Result<()>;
 
 fn gguf(model: &mut Decoder, config: &Config, to: &Path, kind: GgufType) -> Result<()> {
@@ -252,7 +252,7 @@ fn exporting_without_memory_leaves_nothing_and_the_model_as_it_was() -> Outcome 
     for case in ["llama-3.1", "gpt2", "neox"] {
         let (device, config) = (cpu(1), config(case)?);
         let mut model = config.load(&device, DType::F32)?;
-        // Another model that may have been there before.
+        // Another model, exported before in half of the cases.
         let mut earlier = config.decoder(&cpu(1), KEY, DType::F32)?;
         let (before, blocks) = (state(&mut model), device.allocator().live_blocks());
         for (format, export) in EXPORTS {
@@ -260,7 +260,7 @@ fn exporting_without_memory_leaves_nothing_and_the_model_as_it_was() -> Outcome 
             let whole = tempfile::tempdir()?;
             let out = |place: &tempfile::TempDir| place.path().join("out");
             if device_needs_nothing(&device, || export(&mut model, &config, &out(&whole)))? {
-                // The values are written as they are.
+                // The values are written without a conversion.
                 continue;
             }
             let expected = files(whole.path())?;
@@ -276,7 +276,7 @@ fn exporting_without_memory_leaves_nothing_and_the_model_as_it_was() -> Outcome 
                     &device,
                     &what,
                     || {
-                        // The undisturbed one, which counts requests, goes elsewhere.
+                        // The first run, which counts requests without a fault, has another folder.
                         let to = if std::mem::take(&mut is_first) { &to } else { &place };
                         export(&mut model, &config, &out(to))
                     },
@@ -296,14 +296,14 @@ fn exporting_without_memory_leaves_nothing_and_the_model_as_it_was() -> Outcome 
     Ok(())
 }
 
-/// Whether work that is done makes no request.
+/// True if work that succeeds makes no request.
 fn device_needs_nothing(device: &Device, work: impl FnOnce() -> Result<()>) -> Outcome<bool> {
     let start = device.allocator().request_count();
     work()?;
     Ok(device.allocator().request_count() == start)
 }
 
-/// On a simulated device no value can be read, so every export fails after it has begun.
+/// On a simulated device no value can be read, so every export fails after its beginning.
 #[test]
 fn exports_that_fail_leave_no_folder_that_was_not_there() -> Outcome {
     let config = config("llama")?;

@@ -1,4 +1,4 @@
-//! Weights to files and back.
+//! Writing of weights to files, and reading back.
 
 use std::fs;
 use std::path::Path;
@@ -65,7 +65,7 @@ fn what_is_saved_is_loaded_again_in_one_file_and_in_many() -> Outcome {
             let plain = to.path().join("plain");
             let permissions = fs::File::create(&plain)?.metadata()?.permissions();
             for file in fs::read_dir(to.path())? {
-                // Others can read what they can read of any file.
+                // The file has the permissions of any new file.
                 assert_eq!(file?.metadata()?.permissions(), permissions, "{case} {dtype:?}");
             }
             fs::remove_file(plain)?;
@@ -116,8 +116,8 @@ fn every_float_type_is_converted_to_every_other() -> Outcome {
     Ok(())
 }
 
-/// Each part is whole when it is seen, has the names of the whole, and is the only one that is as
-/// it was read.
+/// Each part is complete when `change` gets it, has the names of the whole model, and is the only
+/// part in its original type.
 #[test]
 fn parts_may_be_changed_before_the_next_is_read() -> Outcome {
     for &case in CASES.iter() {
@@ -192,7 +192,7 @@ fn tensors_larger_than_the_scratch_are_converted_in_pieces() -> Outcome {
     Ok(())
 }
 
-/// The problems of loading a folder into a model of a case, and whether the model has changed.
+/// The problems of loading a folder into a model of a case, and true if the model has changed.
 fn problems(case: &str, folder: &Path) -> Outcome<(Vec<WeightProblem>, bool)> {
     let mut model = config(case)?.decoder(&cpu(1), KEY, DType::F32)?;
     let before = bits(&mut model);
@@ -278,7 +278,7 @@ fn weights_that_are_not_there_are_looked_for_in_one_file() -> Outcome {
     Ok(())
 }
 
-/// Older files have masks and angles, the output layer beside the table that it is, and no `base`.
+/// Older files have masks and angles, a copy of the tied output layer, and no `base`.
 #[test]
 fn tensors_that_nothing_needs_are_left_alone() -> Outcome {
     for (case, base, extra) in [

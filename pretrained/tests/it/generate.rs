@@ -1,4 +1,4 @@
-//! Text of models, with and without a cache, against that of transformers.
+//! Text of models, with and without a cache, against text of transformers.
 
 use std::ops::ControlFlow;
 
@@ -9,7 +9,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::common::{CASES, KEY, Outcome, Run, config, cpu, error, f64s, small_sim};
 
-/// Prompts of a run, and what transformers adds to them.
+/// Prompts of a run, and the tokens that transformers adds.
 fn expected(case: &str) -> Outcome<[Vec<Vec<i64>>; 2]> {
     let (device, run) = (cpu(1), Run::read(case)?);
     let (prompt, all) = (run.tensor(&device, "prompt")?, run.tensor(&device, "generated")?);
@@ -73,7 +73,7 @@ fn logits_with_a_cache_are_those_without() -> Outcome {
     Ok(())
 }
 
-/// Several tokens after others are the same as one after the other.
+/// A cache extended by several tokens at once equals a cache extended one token at a time.
 #[test]
 fn tokens_may_follow_in_any_pieces() -> Outcome {
     for case in ["mistral", "gemma3", "gpt2", "neox", "gemma2"] {
@@ -147,7 +147,7 @@ fn tokens_are_told_as_they_are_chosen_until_told_to_stop() -> Outcome {
         Ok::<_, PretrainedError>(found)
     };
     assert_eq!(tell(usize::MAX)?, whole);
-    // The shortest prompt is the first.
+    // The prompts are extended in order of length, the shortest first.
     let some = tell(9)?;
     assert_eq!(some, [&whole[0][..2], &whole[1][..1], &whole[2][..]]);
     Ok(())
@@ -202,7 +202,7 @@ fn options_that_make_no_sense_are_refused() -> Outcome {
     Ok(())
 }
 
-/// Memory of a cache is known before a token is there, and windows bound it.
+/// The memory of a cache is allocated before the first token, and windows bound it.
 #[test]
 fn a_cache_has_the_same_memory_on_a_simulated_device() -> Outcome {
     for &case in CASES.iter() {

@@ -1,5 +1,5 @@
-//! GGUF files: names, places and values, by a small reader here, and by the programs that read them
-//! where Python has them.
+//! GGUF files: names, places and values, read by a small reader here, and by other programs if
+//! Python has them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,19 +17,19 @@ use serde_json::{Value, json};
 use crate::common::{CASES, KEY, Outcome, config, cpu, f64s, folder, sim};
 use crate::python::Python;
 
-/// A configuration of a case with the scale of scores that llama.cpp takes for it.
+/// A configuration of a case with the scale of scores that llama.cpp requires.
 fn taken(case: &str) -> Outcome<Config> {
     let text = fs::read_to_string(folder(case).join("config.json"))?;
     let text = text.replace("\"query_pre_attn_scalar\": 10", "\"query_pre_attn_scalar\": 6");
     Ok(Config::from_text(folder(case), text)?)
 }
 
-/// The cases that there is a form for.
+/// The cases that GGUF can express.
 fn cases() -> impl Iterator<Item = &'static str> {
     CASES.iter().copied().filter(|case| *case != "gpt2-by-layer")
 }
 
-/// A file, read.
+/// A file that was read.
 struct File {
     bytes: Vec<u8>,
     entries: BTreeMap<String, Value>,
@@ -37,13 +37,13 @@ struct File {
 }
 
 struct Stored {
-    /// Rows last.
+    /// Sizes in row-major order.
     shape: Vec<usize>,
     kind: u64,
     start: usize,
 }
 
-/// What is left of the bytes of a file.
+/// The unread bytes of a file.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -131,7 +131,7 @@ impl File {
 /// GGUF's name of a parameter.
 fn name_in_file(name: &str) -> String {
     let parts = [
-        // Longer names first.
+        // Longer names come first.
         ("model.embed_tokens.", "token_embd."),
         ("transformer.wte.", "token_embd."),
         ("gpt_neox.embed_in.", "token_embd."),
@@ -170,14 +170,14 @@ fn name_in_file(name: &str) -> String {
     parts.into_iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// The row of a parameter that is row `row` of the file.
+/// The row of a parameter in row `row` of the file.
 fn source_row(config: &Config, name: &str, row: usize) -> usize {
     let attention = config.shape().attention;
     let width = attention.head_width;
     let (head, place) = (row / width, row % width);
     let is_llama = ["LlamaForCausalLM", "MistralForCausalLM"].contains(&config.architecture());
     if is_llama && (name.contains("attn_q.") || name.contains("attn_k.")) {
-        // Pairs side by side, which are half a head apart.
+        // Neighbours in the file are half a head apart in the parameter.
         return head * width + place % 2 * (width / 2) + place / 2;
     }
     if config.architecture() == "GPTNeoXForCausalLM" && name.contains("attn_qkv") {
@@ -292,7 +292,7 @@ fn entries_say_what_the_model_is_made_of() -> Outcome {
         assert!(notes.contains(&GgufNote::NoTokenizer), "{case}");
         let has_window = notes.iter().any(|note| matches!(note, GgufNote::Window { .. }));
         assert_eq!(has_window, ["mistral", "qwen2"].contains(&case), "{case}");
-        // The usual order, which older readers take for granted.
+        // The usual period, which older readers assume.
         assert!(!file.entries.contains_key("gemma2.attention.sliding_window_pattern"));
     }
     Ok(())
@@ -320,7 +320,7 @@ fn blocks_have_the_bytes_of_the_gguf_package() -> Outcome {
         let (table, expected) = (file.tensor("token_embd.weight"), fixture.tensor(name)?);
         assert_eq!(table.kind, of_file);
         assert!(file.bytes[table.start..].starts_with(expected.data()), "{name}");
-        // Rows of 40 are no whole blocks.
+        // Rows of 40 are not whole blocks.
         assert_eq!(file.tensor("blk.0.ffn_down.weight").kind, 1);
         assert!(notes.contains(&GgufNote::NoBlocks { count: 1 }), "{notes:?}");
         assert_eq!(file.tensor("blk.0.attn_norm.weight").kind, 0);
@@ -328,8 +328,7 @@ fn blocks_have_the_bytes_of_the_gguf_package() -> Outcome {
     Ok(())
 }
 
-/// A folder with a tokenizer of the fixtures, and a model with a row for each of its tokens and
-/// `more`.
+/// A folder with a tokenizer of the fixtures, and a model with a table of `rows` rows.
 fn with_tokenizer(kind: &str, rows: usize) -> Outcome<(tempfile::TempDir, Config)> {
     let place = tempfile::tempdir()?;
     for file in fs::read_dir(folder("gguf").join(kind))? {
@@ -368,7 +367,7 @@ fn tokenizers_are_in_the_file_token_by_token() -> Outcome {
         let is_llama = kind == "characters";
         assert_eq!(entry("model"), if is_llama { "llama" } else { "gpt2" });
         assert_eq!(entry("pre"), if is_llama { "default" } else { "gpt-2" });
-        // The last token of the tokenizer is one that was added, but not special.
+        // The last token of the tokenizer was added, but is not special.
         let added = if is_llama { "<tool call>" } else { "[note]" };
         assert_eq!((&tokens[count - 1], &kinds[count - 1]), (&json!(added), &json!(4)));
         assert_eq!((&tokens[count], &kinds[count]), (&json!(format!("[PAD{count}]")), &json!(5)));
@@ -460,7 +459,7 @@ fn models_that_llama_cpp_computes_otherwise_are_refused_and_leave_nothing() -> O
     Ok(())
 }
 
-/// On a simulated device a model of any size is made, and only its values are missing.
+/// On a simulated device a model of any size can be made, but its values cannot be read.
 #[test]
 fn every_published_decoder_has_a_form() -> Outcome {
     let place = tempfile::tempdir()?;
@@ -490,7 +489,7 @@ fn a_model_is_converted_in_pieces() -> Outcome {
         saved(&config, &mut model, &place.path().join("m.gguf"), kind)?;
     }
     let peak_bytes = device.allocator().statistics().allocated.peak_bytes;
-    // A piece in its own type, in f32, and in blocks.
+    // One piece has at most three copies: in its own type, in f32, and in blocks.
     assert!(peak_bytes <= made_peak_bytes.max(bytes + (32 << 20)), "{peak_bytes}, {bytes}");
     Ok(())
 }
@@ -505,7 +504,7 @@ fn other_programs_read_the_files_as_the_models_they_are_of() -> Outcome {
     let file = |name: &str| place.path().join(format!("{name}.gguf"));
     let mut jobs = Vec::new();
     for case in cases() {
-        // The configuration is in the folder, for programs that look there.
+        // The configuration is in the folder for programs that read it there.
         let from = place.path().join(case);
         let config = taken(case)?;
         let mut model = config.load(&cpu(1), DType::F32)?;
@@ -533,7 +532,7 @@ fn other_programs_read_the_files_as_the_models_they_are_of() -> Outcome {
     }
     let texts = [
         "Licensed under the Apache License",
-        // transformers takes a space at the beginning for the one that is put there.
+        // transformers confuses a space at the beginning with the space that the tokenizer adds.
         "two  spaces,\n\nlines; 1234 numbers: a\u{e9}\u{1f600}!",
         "don't STOP",
     ];

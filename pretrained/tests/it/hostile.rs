@@ -1,5 +1,5 @@
-//! Files of a stranger: lengths that lie, overlaps, depth. Each is refused with the name of the
-//! file and what is wrong with it, takes no memory that it only claims, and changes nothing.
+//! Untrusted files: wrong lengths, overlaps, depth. Each is refused with the name of the file and
+//! the fault, takes no memory for claimed sizes, and changes nothing.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn bits(model: &mut Decoder) -> Vec<Vec<u8>> {
     bits
 }
 
-/// A line that names `file` and has all of `words`.
+/// Checks that the text of an error names `file` and has all of `words`.
 #[track_caller]
 pub(crate) fn check_error(error: &dyn std::error::Error, file: &str, words: &[&str], what: &str) {
     let text = error.to_string();
@@ -42,7 +42,7 @@ pub(crate) fn check_error(error: &dyn std::error::Error, file: &str, words: &[&s
     assert!(text.len() < 1200, "{what}: {} bytes: {text}", text.len());
 }
 
-/// The header and the tensors' bytes of a safetensors file.
+/// The header of a safetensors file, and the bytes of the tensors.
 fn split(file: &[u8]) -> Outcome<(Map<String, Value>, Vec<u8>)> {
     let len = u64::from_le_bytes(file[..8].try_into()?) as usize;
     Ok((serde_json::from_slice(&file[8..][..len])?, file[8 + len..].to_vec()))
@@ -52,7 +52,7 @@ fn joined(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// A file with an entry of its header changed.
+/// A file with one changed entry of its header.
 fn with_entry(file: &[u8], name: &str, change: impl FnOnce(&mut Value)) -> Outcome<Vec<u8>> {
     let (mut header, data) = split(file)?;
     change(header.get_mut(name).ok_or("no such tensor")?);
@@ -132,7 +132,7 @@ fn safetensors_files_that_lie_are_errors_by_name() -> Outcome {
         let file = if of_tensor { to.path().to_str().ok_or("UTF-8")? } else { WEIGHTS };
         check_error(&load(&mut model, to.path()).expect_err(what), file, words, what);
         assert!(bits(&mut model) == before, "{what}");
-        // A model is not even begun.
+        // Loading fails before a model is made.
         let device = cpu(1);
         let opened = Config::open(to.path())?;
         check_error(&opened.load(&device, DType::F32).expect_err(what), file, words, what);
@@ -158,7 +158,7 @@ fn indexes_that_lie_are_errors_by_name() -> Outcome {
         (format!("{{\"weight_map\": {deep}"), INDEX),
         (r#"{"weight_map": []}"#.to_owned(), INDEX),
         (of(json!("model-00003-of-00002.safetensors")), "model-00003-of-00002.safetensors"),
-        // Nothing of what the model has.
+        // No tensor of the model is listed.
         (r#"{"weight_map": {}}"#.to_owned(), "missing from the file"),
     ];
     let outside = ["../x", "/etc/passwd", "a/b", "./a", ".", "..", "", "a/", "a/..", "\u{0}/a"];
@@ -176,7 +176,7 @@ fn indexes_that_lie_are_errors_by_name() -> Outcome {
         check_error(&load(&mut model, to.path()).expect_err(what), file, &[], what);
         assert!(bits(&mut model) == before, "{what}");
     }
-    // Tensors that are in two files.
+    // Tensors in two files.
     let to = copy("llama")?;
     fs::copy(to.path().join(SHARD), to.path().join("again.safetensors"))?;
     let mut index: Value = serde_json::from_slice(&fs::read(to.path().join(INDEX))?)?;
@@ -188,7 +188,7 @@ fn indexes_that_lie_are_errors_by_name() -> Outcome {
     Ok(())
 }
 
-/// Opening one would wait for a writer.
+/// Opening a pipe would wait for a writer.
 #[cfg(unix)]
 #[test]
 fn pipes_and_folders_in_place_of_files_are_errors() -> Outcome {
@@ -225,14 +225,14 @@ fn pipes_and_folders_in_place_of_files_are_errors() -> Outcome {
     Ok(())
 }
 
-/// A byte that differs from `byte`, by a seed.
+/// A byte that differs from `byte` and depends on a seed.
 fn other(byte: u8, seed: usize) -> u8 {
     let mixed = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
     byte ^ (mixed as u8).max(1)
 }
 
-/// Every beginning of a file, and every file with one of the bytes up to `changed_len` changed in a
-/// few ways; a share of these where tests may not take minutes.
+/// Every prefix of a file, and the file with each of the bytes up to `changed_len` changed in a few
+/// ways. Only a share of these files without `PROPTEST_CASES`, because all take minutes.
 pub(crate) fn mutations(good: &[u8], changed_len: usize) -> impl Iterator<Item = Vec<u8>> + '_ {
     let cut = (0..good.len()).map(|len| good[..len].to_vec());
     let changed = (0..changed_len).flat_map(move |at| {
@@ -244,12 +244,12 @@ pub(crate) fn mutations(good: &[u8], changed_len: usize) -> impl Iterator<Item =
         })
     });
     let is_deep = std::env::var_os("PROPTEST_CASES").is_some();
-    // Without a divisor that the ways to change a byte have.
+    // 23 has no common divisor with the number of changes of a byte.
     cut.chain(changed).step_by(if is_deep { 1 } else { 23 })
 }
 
-/// What is loaded of each mutation of a file: an error that names the file, or the folder that it
-/// is in, and a model as before; or a model.
+/// Loads each mutation of a file: the result is an error that names the file or its folder, or a
+/// model.
 fn check_mutations(
     case: &str,
     name: &str,
@@ -275,7 +275,7 @@ fn check_mutations(
     Ok(())
 }
 
-/// Bytes up to the end of a header.
+/// Number of bytes up to the end of a header.
 fn header_end(case: &str, name: &str) -> Outcome<usize> {
     let file = fs::read(folder(case).join(name))?;
     Ok(8 + u64::from_le_bytes(file[..8].try_into()?) as usize)
@@ -394,7 +394,7 @@ fn adapters_that_lie_are_errors_by_name_and_change_nothing() -> Outcome {
 fn files_larger_than_any_of_their_kind_are_not_read() -> Outcome {
     let to = copy("llama")?;
     for (name, len) in [("config.json", 1_u64 << 40), (INDEX, 1 << 41)] {
-        // The file has a size, and nothing on the disk.
+        // The file has a size, but no blocks on the disk.
         let before = fs::read(to.path().join(name))?;
         fs::File::create(to.path().join(name))?.set_len(len)?;
         let loaded = Config::open(to.path()).and_then(|it| it.load(&cpu(1), DType::F32));
@@ -411,7 +411,7 @@ fn files_larger_than_any_of_their_kind_are_not_read() -> Outcome {
     Ok(())
 }
 
-/// Names of another program's tensors in the line of an error: as many as there is room for.
+/// An error lists the names of unknown tensors up to a maximum length.
 #[test]
 fn tensors_that_are_not_known_are_told_in_a_line() -> Outcome {
     let to = tempfile::tempdir()?;

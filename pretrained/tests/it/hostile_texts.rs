@@ -1,4 +1,5 @@
-//! Configurations and tokenizers of a stranger: each is a model or a file, or an error by name.
+//! Untrusted configurations and tokenizers: the result is a model or a file, or an error with a
+//! name.
 
 use std::fs;
 
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 use crate::common::{CASES, KEY, Outcome, cpu, folder, sim};
 use crate::hostile::{check_error, copy, mutations};
 
-/// Values that an entry may be changed to.
+/// Odd values for an entry.
 fn odd_values() -> Vec<Value> {
     vec![
         json!(0),
@@ -39,8 +40,8 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// Each entry of a configuration, changed to each odd value or left out: an error that names the
-/// file, or a model that a simulated device can make.
+/// Checks each entry of a configuration, changed to each odd value or left out: the result is an
+/// error that names the file, or a model that a simulated device can make.
 fn check_entries<S: Shape>(case: &str) -> Outcome<[usize; 2]> {
     let text = fs::read_to_string(folder(case).join("config.json"))?;
     let good: Map<String, Value> = serde_json::from_str(&text)?;
@@ -127,7 +128,7 @@ fn configurations_of_other_models_that_lie_are_errors_by_name() -> Outcome {
     Ok(())
 }
 
-/// Looking through thousands of entries for each of thousands of layers would take minutes.
+/// Searching thousands of entries for each of thousands of layers would take minutes.
 #[test]
 fn entries_inside_an_entry_are_few() -> Outcome {
     let many: Map<String, Value> =
@@ -224,7 +225,7 @@ fn no_cut_and_no_changed_byte_of_a_tokenizer_makes_export_panic() -> Outcome {
         let (place, config, mut model) = with_tokenizer(kind, &cpu(1))?;
         let path = place.path().join(name);
         let good = fs::read(&path)?;
-        // The characters' file is twice as long and has the same parts.
+        // The file of the tokenizer of characters is twice as long and has the same parts.
         let stride = if kind == "bytes" { 1 } else { 7 };
         for bytes in mutations(&good, good.len()).step_by(stride) {
             fs::write(&path, bytes)?;
@@ -240,7 +241,7 @@ fn no_cut_and_no_changed_byte_of_a_tokenizer_makes_export_panic() -> Outcome {
     Ok(())
 }
 
-/// Every beginning of a configuration is an error.
+/// Every proper prefix of a configuration is an error.
 #[test]
 fn no_cut_of_a_configuration_is_one() -> Outcome {
     for &case in CASES.iter() {

@@ -12,7 +12,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 use crate::common::{CASES, KEY, Outcome, Run, config, cpu, error, f64s, folder, sim};
 use crate::parity::{batch, optimizer};
 
-/// Losses of five steps, and the logits of the last.
+/// The losses of five steps, and the logits of the last step.
 fn train(model: &mut Decoder, device: &Device, case: &str) -> Outcome<[Vec<f64>; 2]> {
     let (mut optimizer, run) = (optimizer()?, Run::read(case)?);
     let (mut losses, mut logits) = (Vec::new(), Vec::new());
@@ -50,7 +50,7 @@ fn adapters_of_peft_learn_what_they_do_there() -> Outcome {
     Ok(())
 }
 
-/// Loaded from where they were saved, and merged, adapters compute the same.
+/// Adapters that are loaded from saved files, or merged, compute the same results.
 #[test]
 fn adapters_are_saved_loaded_and_merged_in_every_family() -> Outcome {
     for &case in CASES.iter() {
@@ -85,7 +85,7 @@ fn adapters_are_saved_loaded_and_merged_in_every_family() -> Outcome {
     Ok(())
 }
 
-/// The loss in chunks is that of the logits, also where the output layer is adapted.
+/// The loss in chunks equals the loss of the logits, also with an adapted output layer.
 #[test]
 fn an_adapted_output_layer_is_part_of_the_loss() -> Outcome {
     let (device, run) = (cpu(2), Run::read("llama")?);
@@ -109,7 +109,7 @@ fn an_adapted_output_layer_is_part_of_the_loss() -> Outcome {
     Ok(())
 }
 
-/// The names of linear layers are those of their weights.
+/// A linear layer has the name of its weight.
 #[test]
 fn every_linear_layer_is_shown_under_the_name_of_its_weight() -> Outcome {
     let device = cpu(1);
@@ -141,7 +141,7 @@ fn every_linear_layer_is_shown_under_the_name_of_its_weight() -> Outcome {
     Ok(())
 }
 
-/// A frozen base has no gradients: the peak is far below that of training everything.
+/// A frozen base has no gradients, so the peak is far below the peak of full training.
 #[test]
 fn adapters_of_eight_billion_parameters_are_planned_at_once() -> Outcome {
     let config = Config::published("meta-llama/Llama-3.1-8B")?.ok_or("not there")?;
@@ -154,7 +154,7 @@ fn adapters_of_eight_billion_parameters_are_planned_at_once() -> Outcome {
     model.visit(&mut |_, parameter| {
         trained += if parameter.is_frozen() { 0 } else { parameter.value().element_count() };
     });
-    // The text that PEFT prints for it.
+    // PEFT prints this number for the model.
     assert_eq!(trained, 41_943_040);
     let before = device.allocator().statistics().allocated.current_bytes;
     let attempt = Attempt::new();

@@ -1,4 +1,4 @@
-//! BERT, T5, ViT and ResNet: what they compute and learn, against transformers, and their files.
+//! BERT, T5, ViT and ResNet: results and training against transformers, and their files.
 
 use std::fs;
 
@@ -30,7 +30,7 @@ impl Batch<'_> {
     }
 }
 
-/// A model of some kind: logits and the mean loss.
+/// A model of any kind, with its logits and its mean loss.
 trait Tried: Stored {
     fn step(&self, pass: &Pass, batch: &Batch<'_>) -> NnResult<[Var; 2]>;
 }
@@ -76,7 +76,7 @@ impl Tried for ResNet {
     }
 }
 
-/// Greedy text of a T5 is that of transformers, token for token, up to the one that ends it.
+/// Greedy text of a T5 equals the text of transformers, token for token, up to the end token.
 #[test]
 fn t5_writes_what_transformers_writes() -> Outcome {
     const END: i64 = 1;
@@ -108,7 +108,7 @@ struct Trained {
     gradients: Vec<(String, Vec<f64>)>,
 }
 
-/// Whether steps look at what they compute.
+/// The computed values of a step are read, or left on the device.
 #[derive(Clone, Copy, PartialEq)]
 enum Values {
     Read,
@@ -160,7 +160,8 @@ where
     S::Model: Tried,
 {
     let (run, config) = (Run::read(case)?, ModelConfig::<S>::open(folder(case))?);
-    // A batch of few numbers has small variances, by which roundings are divided.
+    // A batch of few numbers has small variances, and dividing by a small variance enlarges
+    // rounding errors.
     let narrow = if case.starts_with("resnet") { 1e-3 } else { 3e-5 };
     for (dtype, tolerance) in [(DType::F64, 1e-10), (DType::F32, narrow)] {
         let device = cpu(2);
@@ -174,7 +175,7 @@ where
         assert_eq!(theirs.len(), found.gradients.len(), "{case}");
         for (name, gradient) in &found.gradients {
             let theirs = run.values(&format!("gradient.{name}"))?;
-            // A bias of keys changes no weight: its gradient is 0 but for rounding.
+            // A bias of keys changes no attention weight: its gradient is 0 apart from rounding.
             let size = theirs.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
             let error = error(gradient, &theirs) * (size / 1e-2).min(1.0);
             assert!(error < tolerance, "{case} {dtype:?} gradient of {name}: {error:e}");
@@ -194,7 +195,7 @@ where
     check_files::<S>(case, &config)
 }
 
-/// Threads, policies and simulated devices.
+/// Checks that threads and policies change no bit, and that a simulated device has equal peaks.
 fn check_bits<S: Shape>(case: &str, run: &Run, config: &ModelConfig<S>) -> Outcome
 where
     S::Model: Tried,
@@ -256,7 +257,7 @@ macro_rules! cases {
     };
 }
 
-/// [`check`] by the type of the configuration.
+/// [`check`] for the type of the configuration.
 trait Checked {
     fn check(case: &str) -> Outcome;
 }
@@ -281,7 +282,8 @@ cases! {
     resnet_with_bottlenecks_is_that_of_transformers: ResNetConfig, "resnet-bottleneck";
 }
 
-/// A model that guesses tokens becomes one of classes, and one of three classes one of five.
+/// A model that predicts tokens becomes a model of classes, and a model of three classes becomes a
+/// model of five.
 #[test]
 fn a_body_gets_a_new_head() -> Outcome {
     let device = cpu(1);
@@ -299,11 +301,11 @@ fn a_body_gets_a_new_head() -> Outcome {
         for ((name, before), after) in names.iter().zip(&fresh).zip(&now) {
             let is_kept = name.starts_with("classifier")
                 || (name.starts_with("bert.pooler") && from == "bert");
-            // Parameters that begin with zeros or ones may be so in the file as well, but not here.
+            // Initial zeros or ones could equal values of the file, but none do here.
             assert_eq!(before == after, is_kept, "{from}: {name}");
         }
     }
-    // What is trained from there is saved with its own head.
+    // A model with a new head is saved with this head.
     let (to, config) = (tempfile::tempdir()?, BertConfig::open(folder("bert"))?.with_classes(5));
     let mut model = config.model(&device, KEY, DType::F32)?;
     save(&mut model, to.path(), 1 << 30)?;

@@ -1,4 +1,4 @@
-//! ONNX graphs: order, operations, weights, by a small reader here; logits where Python has
+//! ONNX graphs: order, operations and weights, read by a small reader here; logits, if Python has
 //! onnxruntime.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,13 +87,13 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     }
 }
 
-/// A weight of the file beside.
+/// A weight of the data file.
 struct Weight {
     sizes: Vec<usize>,
     values: Vec<f64>,
 }
 
-/// The weights of a graph, after its order was checked.
+/// Checks the order of a graph and returns its weights.
 fn check_graph(place: &Path, elements: u64, case: &str) -> Outcome<BTreeMap<String, Weight>> {
     let (bytes, data) =
         (fs::read(place.join("model.onnx"))?, fs::read(place.join("model.onnx.data"))?);
@@ -140,7 +140,7 @@ fn check_graph(place: &Path, elements: u64, case: &str) -> Outcome<BTreeMap<Stri
         for output in node.all(2).map(String::from_utf8_lossy) {
             assert!(known.insert(output.to_string()), "{case}: {output} twice");
         }
-        // The operations are of the standard domain.
+        // The operations are in the standard domain.
         assert_eq!(node.text(7), "");
     }
     assert!(known.contains("logits"), "{case}");
@@ -201,7 +201,7 @@ fn models_with_adapters_have_no_graph() -> Outcome {
     Ok(())
 }
 
-/// The graphs of a case in both types, and what they are to be compared with.
+/// The graphs of a case in both types, as jobs of a comparison.
 fn saved<S: Shape<Model: OnnxModel>>(case: &str, place: &Path) -> Outcome<Vec<Value>> {
     let config = ModelConfig::<S>::open(folder(case))?;
     let mut jobs = Vec::new();

@@ -8,7 +8,7 @@ use lowtide_tensor::{DType, Device, Tensor};
 
 use crate::common::{CASES, KEY, Outcome, Run, config, cpu, error, f64s, small_sim};
 
-/// Whether steps look at what they compute.
+/// The computed values of a step are read, or left on the device.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Values {
     Read,
@@ -23,7 +23,7 @@ pub(crate) struct Trained {
     pub(crate) gradients: Vec<(String, Vec<f64>)>,
 }
 
-/// A batch of a run: tokens, mask, and the labels one place further.
+/// A batch of a run: tokens, mask, and the labels shifted by one place.
 pub(crate) fn batch(device: &Device, run: &Run, step: usize) -> Outcome<[Tensor; 3]> {
     let part = |name| -> Outcome<Tensor> { Ok(run.tensor(device, name)?.select(0, step)?) };
     let labels = part("labels")?;
@@ -40,7 +40,7 @@ pub(crate) fn optimizer() -> Outcome<Adam> {
     Ok(Adam::new(AdamOptions { learning_rate: 1e-3, betas, eps, weight_decay })?)
 }
 
-/// Ten steps. Reading values allocates, and a simulated device has none.
+/// Trains ten steps. Reading values allocates, and a simulated device has no values.
 pub(crate) fn train(
     device: &Device,
     model: &mut Decoder,
@@ -88,7 +88,7 @@ fn check(case: &str, dtype: DType, tolerance: f64) -> Outcome {
     let error_of_losses = error(&found.losses, &run.values("losses")?);
     assert!(error_of_losses < tolerance, "{case} {dtype:?} losses: {error_of_losses:e}");
     for (name, gradient) in &found.gradients {
-        // In memory the output layer has the name of its files.
+        // The parameter of the output layer has the name of its file.
         let theirs = format!("gradient.{}", name.replace("embed_out", "lm_head"));
         if !run.has(&theirs) {
             continue;
@@ -100,7 +100,7 @@ fn check(case: &str, dtype: DType, tolerance: f64) -> Outcome {
     Ok(())
 }
 
-/// A gradient in the order in which the parameter is in memory.
+/// A gradient in the layout of the parameter in memory.
 fn in_memory(run: &Run, name: &str) -> Outcome<Vec<f64>> {
     let gradient = run.tensor(&cpu(1), name)?;
     let is_conv1d = name.contains(".h.") && gradient.shape().len() == 2;

@@ -1,4 +1,4 @@
-//! Other programs' readers, where there is a Python that has them.
+//! Readers of other programs, if a Python has them.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,8 +8,8 @@ use std::process::Command;
 pub(crate) struct Python(OsString);
 
 impl Python {
-    /// `LOWTIDE_PYTHON` or `python3`; tells that the test `name` is skipped where it has not all
-    /// `packages`.
+    /// `LOWTIDE_PYTHON` or `python3`. If this Python lacks one of `packages`, prints that the test
+    /// `name` is skipped.
     pub(crate) fn with(name: &str, packages: &[&str]) -> Option<Self> {
         let python = std::env::var_os("LOWTIDE_PYTHON").unwrap_or_else(|| "python3".into());
         let imports = format!("import {}", packages.join(", "));
@@ -22,7 +22,7 @@ impl Python {
         None
     }
 
-    /// Runs a script of this crate, which says what it compared.
+    /// Runs a script of this crate, which prints its comparisons.
     #[track_caller]
     pub(crate) fn run(&self, script: &str, arguments: &[&dyn AsRef<OsStr>]) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);

@@ -1,4 +1,4 @@
-//! Folders with weights in few bits, as bitsandbytes writes them.
+//! Folders with quantised weights in the format of bitsandbytes.
 
 use std::fs;
 use std::path::Path;
@@ -52,10 +52,11 @@ fn what_is_quantized_here_has_the_tensors_that_bitsandbytes_writes() -> Outcome 
         let (to, again, device) = (tempfile::tempdir()?, tempfile::tempdir()?, cpu(2));
         let mut read = config(case)?.load(&device, DType::F32)?;
         save(&mut read, to.path(), 1 << 30)?;
-        // The description of a weight is JSON, whose keys other programs may order otherwise.
+        // The description of a weight is JSON, and other programs may order the keys in another
+        // way.
         let [ours, theirs] = [to.path(), &folder(case)].map(described);
         assert_eq!(ours?, theirs?, "{case}");
-        // The floats that the codes stand for have these codes.
+        // Quantising the decoded floats gives the same codes.
         let decode = |part: &mut dyn Parameters| {
             let mut outcome = Ok(());
             part.visit_linears(&mut |_, layer| {
@@ -87,7 +88,7 @@ fn what_is_quantized_here_has_the_tensors_that_bitsandbytes_writes() -> Outcome 
     Ok(())
 }
 
-/// A name, and a tensor or what it says as JSON.
+/// A name, a shape, and the JSON or the bytes of a tensor.
 type Described = (String, Vec<usize>, Result<Value, Vec<u8>>);
 
 fn described(folder: &Path) -> Outcome<Vec<Described>> {
@@ -118,7 +119,7 @@ fn a_quantized_folder_costs_nothing_of_the_budget_but_blocks_for_its_tensors() -
         let mut is_frozen = true;
         model.visit(&mut |_, parameter| is_frozen &= parameter.is_frozen());
         assert!(is_frozen, "{case}");
-        // Adapters are learned beside it.
+        // Adapters are trained in addition to the model.
         adapt(&mut model, KEY, &LoraOptions { rank: 2, ..LoraOptions::default() })?;
         drop(planned);
     }

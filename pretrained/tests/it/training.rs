@@ -73,8 +73,8 @@ fn every_policy_gives_the_same_bits() -> Outcome {
     Ok(())
 }
 
-/// Dropout is a function of the key and of the sample, so that micro-batches drop what the whole
-/// batch does.
+/// Dropout depends only on the key and the sample, so that micro-batches drop the same values as
+/// the whole batch.
 #[test]
 fn parts_of_a_batch_add_up_to_it_with_dropout() -> Outcome {
     for &case in CASES.iter() {
@@ -108,7 +108,7 @@ fn nothing_is_dropped_in_evaluation() -> Outcome {
     Ok(())
 }
 
-/// Bytes at the peak of a step of a model on a simulated device, beside its parameters.
+/// Bytes at the peak of a step of a model on a simulated device, in addition to its parameters.
 fn peak_bytes(config: &Config, policy: SavedPolicy, [rows, len]: [usize; 2]) -> Outcome<usize> {
     let device = sim(2, 1 << 40);
     let mut model = config.decoder(&device, KEY, DType::BF16)?;

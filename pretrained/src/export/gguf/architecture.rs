@@ -1,6 +1,6 @@
-//! Which architecture of GGUF a model is of, and what its entries are. A model of which llama.cpp
-//! would compute something else is refused: what an architecture can be was read in the sources of
-//! llama.cpp, and its logits were compared.
+//! The GGUF architecture of a model, and its entries. A model that llama.cpp would compute
+//! differently is refused. The properties of each architecture come from the sources of llama.cpp,
+//! and logits were compared with llama.cpp.
 
 use lowtide_nn::{RotaryEmbedding, RotaryScaling};
 
@@ -10,7 +10,7 @@ use crate::decoder::{Activation, DecoderShape, LayerShape, NormKind, Positions, 
 use crate::error::Result;
 use crate::export::target::Target;
 
-/// The architectures that are known here.
+/// The known architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
     Llama,
@@ -24,7 +24,7 @@ pub(super) enum Architecture {
 }
 
 impl Architecture {
-    /// The architecture of a model, if it has what llama.cpp computes for it.
+    /// The architecture of a model, if llama.cpp computes all parts of the model.
     ///
     /// # Errors
     /// `Export`.
@@ -63,8 +63,8 @@ impl Architecture {
         matches!(self, Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3)
     }
 
-    /// The number of layers after which the windows begin anew, where no entry says it; `None` for
-    /// an architecture whose layers have no windows.
+    /// The period of windows in layers if no entry states a period; `None` for an architecture
+    /// whose layers have no windows.
     fn usual_period(self) -> Option<usize> {
         match self {
             Architecture::Gemma2 => Some(2),
@@ -83,7 +83,7 @@ impl Architecture {
         self.usual_period().is_some()
     }
 
-    /// True if llama.cpp takes the table of tokens where a file has no output layer.
+    /// True if llama.cpp uses the token embedding as the output layer of a file without one.
     pub(super) fn may_be_tied(self) -> bool {
         match self {
             Architecture::Neox => false,
@@ -97,13 +97,13 @@ impl Architecture {
         }
     }
 
-    /// True if pairs of features that are turned are neighbours: llama.cpp's order of the rows of
-    /// queries and keys, where transformers has the first half of a head before the second.
+    /// True if the rotated pairs of features are neighbours: llama.cpp's order of the rows of
+    /// queries and keys. transformers has the first half of a head before the second half.
     pub(super) fn has_neighbours(self) -> bool {
         self == Architecture::Llama
     }
 
-    /// The first part of the model that the architecture does not have.
+    /// The first part of the model that the architecture lacks.
     fn missing(self, shape: &DecoderShape) -> Option<&'static str> {
         let (attention, feed_forward) = (shape.attention, shape.feed_forward);
         let activations: &[Activation] = match self {
@@ -112,7 +112,7 @@ impl Architecture {
                 &[Activation::GeluTanh]
             }
             Architecture::Gpt2 => &[Activation::GeluTanh],
-            // llama.cpp takes the approximation for both.
+            // llama.cpp uses the approximation for both.
             Architecture::Neox => &[Activation::GeluTanh, Activation::Gelu],
         };
         let biases = [attention.has_input_bias, attention.has_output_bias, feed_forward.has_bias];
@@ -154,10 +154,10 @@ impl Architecture {
         checks.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
     }
 
-    /// True if all layers have the scale of scores that llama.cpp takes.
+    /// True if all layers have the scale of scores that llama.cpp uses.
     fn has_scales(self, shape: &DecoderShape) -> bool {
         let (heads, head_width) = (shape.attention.heads, shape.attention.head_width);
-        // The largest Gemmas, which it knows by the number of their layers.
+        // llama.cpp recognises the largest Gemmas by their number of layers.
         let is_largest = match self {
             Architecture::Gemma2 => shape.layers.len() == 46,
             Architecture::Gemma3 => shape.layers.len() == 62,
@@ -170,9 +170,9 @@ impl Architecture {
         shape.layers.iter().all(|layer| is_taken(layer.scale.unwrap_or(own)))
     }
 
-    /// True if the angles of all layers can be said in entries.
+    /// True if entries can express the angles of all layers.
     fn has_angles(self, shape: &DecoderShape) -> bool {
-        // Only there have layers with a window angles of their own, which are not scaled.
+        // Only in Gemma 3 do layers with a window have their own angles, without scaling.
         let has_own = |layer: &&LayerShape| self == Architecture::Gemma3 && layer.window.is_some();
         let (near, far): (Vec<_>, Vec<_>) = shape.layers.iter().partition(has_own);
         let are_equal =
@@ -203,7 +203,7 @@ impl Architecture {
         (is_whole || self == Architecture::Neox) && is_scaled
     }
 
-    /// The entries of a model, and what a reader of the file has to know.
+    /// The entries of a model, and notes for a reader of the file.
     pub(super) fn entries(self, shape: &DecoderShape) -> (Entries, Vec<GgufNote>) {
         let attention = shape.attention;
         let (context, notes) = self.context(shape);
@@ -244,7 +244,8 @@ impl Architecture {
         (keyed.collect(), notes)
     }
 
-    /// The positions that a reader may use: up to the smallest window where it knows none.
+    /// Number of positions that a reader may use: at most the smallest window if llama.cpp knows no
+    /// windows of the architecture.
     fn context(self, shape: &DecoderShape) -> (usize, Vec<GgufNote>) {
         let windows = shape.layers.iter().filter_map(|layer| layer.window);
         match windows.min().filter(|&window| !self.has_windows() && window < shape.context) {
@@ -263,7 +264,7 @@ impl Architecture {
         if let (Architecture::Gemma3, Some(angles)) = (self, near.and_then(|layer| layer.rotary)) {
             entries.push(("rope.freq_base_swa", Value::Number(angles.base as f32)));
         }
-        // Older readers know the usual one only.
+        // Older readers know only the usual period.
         if self.usual_period().is_some_and(|usual| period != usual && !fits(shape, usual)) {
             entries.push(("attention.sliding_window_pattern", count(period)));
         }
@@ -276,7 +277,7 @@ fn count(count: usize) -> Value {
     Value::Count(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// The angles of the layers that see all positions; of the first one where none does.
+/// The angles of the layers that see all positions, or of the first layer if all have windows.
 fn main_angles(shape: &DecoderShape) -> Option<RotaryEmbedding> {
     let seeing = shape.layers.iter().find(|layer| layer.window.is_none());
     seeing.or(shape.layers.first()).and_then(|layer| layer.rotary)
@@ -291,7 +292,7 @@ fn fits(shape: &DecoderShape, period: usize) -> bool {
     })
 }
 
-/// Every how many layers one sees all positions, if the others have one window.
+/// The period of layers that see all positions, if all other layers have one window.
 fn period(shape: &DecoderShape) -> Option<usize> {
     (1..=shape.layers.len() + 1).find(|&period| fits(shape, period))
 }
@@ -314,7 +315,7 @@ fn rotary(angles: &RotaryEmbedding, head_width: usize) -> Vec<(&'static str, Val
             ("rope.scaling.yarn_beta_slow", number(slow)),
             ("rope.scaling.yarn_beta_fast", number(fast)),
         ]),
-        // Llama 3's are a tensor.
+        // The factors of Llama 3 are a tensor.
         Some(RotaryScaling::ByTurns { .. }) | None => {}
         // Refused by `Architecture::has_rotary`.
         Some(_) => unreachable!("a scaling that llama.cpp does not have"),

@@ -1,5 +1,5 @@
-//! The bytes of a GGUF file, version 3: all that is known of the model, where its tensors are, and
-//! their elements. <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
+//! The bytes of a GGUF file, version 3: entries about the model, places of tensors, and their
+//! elements. <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>
 
 use lowtide_tensor::{DType, QuantFormat, Quantized, Tensor};
 
@@ -7,9 +7,9 @@ use crate::error::Result;
 use crate::export::pieces::for_each_piece;
 use crate::files::Written;
 
-/// The alignment of tensors, where no entry says another one.
+/// The alignment of tensors in files without an entry for it.
 const ALIGN_BYTES: u64 = 32;
-/// Elements of a block of few bits.
+/// Number of elements of a quantised block.
 const BLOCK_LEN: usize = 32;
 
 /// The type of a tensor's elements.
@@ -22,9 +22,9 @@ pub enum GgufType {
     F16,
     /// 16 bits, with the range of f32.
     Bf16,
-    /// Blocks of 32 elements in 8 bits with an f16: 8.5 bits for each.
+    /// Blocks of 32 elements in 8 bits with an f16: 8.5 bits for each element.
     Q8_0,
-    /// Blocks of 32 elements in 4 bits with an f16: 4.5 bits for each.
+    /// Blocks of 32 elements in 4 bits with an f16: 4.5 bits for each element.
     Q4_0,
 }
 
@@ -51,7 +51,7 @@ impl GgufType {
         }
     }
 
-    /// True if rows of `columns` elements can be stored in it.
+    /// True if rows of `columns` elements can be stored in this type.
     pub(super) fn fits(self, columns: usize) -> bool {
         let has_blocks = matches!(self, GgufType::Q8_0 | GgufType::Q4_0);
         !has_blocks || columns.is_multiple_of(BLOCK_LEN)
@@ -66,7 +66,8 @@ impl GgufType {
         }
     }
 
-    /// The elements of `piece`, f32 in rows of `columns`.
+    /// The bytes of `piece` in this type. `piece` has elements of f32, in rows of `columns`
+    /// elements.
     fn encoded(self, piece: &Tensor, columns: usize) -> Result<Vec<u8>> {
         let dtype = match self {
             GgufType::F32 => DType::F32,
@@ -79,7 +80,7 @@ impl GgufType {
     }
 }
 
-/// The blocks of a quantised tensor are those of the file: scale first, then codes.
+/// The blocks of a quantised tensor, in the order of the file: scale first, then codes.
 fn blocks(piece: &Tensor, columns: usize, format: QuantFormat) -> Result<Vec<u8>> {
     let rows = piece.element_count() / columns.max(1);
     let quantized = Quantized::encode(&piece.reshape([rows, columns])?, format)?;
@@ -103,12 +104,12 @@ pub(super) type Entries = Vec<(String, Value)>;
 /// A tensor of the file.
 pub(super) struct Stored {
     pub(super) name: String,
-    /// Rows last, as everywhere but in the file.
+    /// Sizes in row-major order, the reverse of the order in the file.
     pub(super) shape: Vec<usize>,
     pub(super) kind: GgufType,
     /// Tensors with the elements, one after the other, in row-major order.
     pub(super) parts: Vec<Tensor>,
-    /// Added to each element.
+    /// A number to add to each element.
     pub(super) addend: f64,
 }
 
@@ -118,7 +119,7 @@ impl Stored {
     }
 }
 
-/// Writes a file, and converts one piece of one tensor after the other.
+/// Writes a file. Tensors are converted in order, one piece at a time.
 ///
 /// # Errors
 /// `File`, `OutOfMemory`, `ValueUnavailable` on a simulated device.
@@ -160,7 +161,7 @@ fn header(entries: &Entries, tensors: &[Stored]) -> Vec<u8> {
     bytes.0
 }
 
-/// Numbers and texts as the format has them, all little-endian.
+/// Numbers and texts in the format of the file, all little-endian.
 struct Bytes(Vec<u8>);
 
 impl Bytes {
@@ -177,7 +178,7 @@ impl Bytes {
         self.0.extend(text.as_bytes());
     }
 
-    /// The type of a value and the value; the numbers are those of `gguf_metadata_value_type`.
+    /// The type of a value and the value. The types are numbers of `gguf_metadata_value_type`.
     fn value(&mut self, value: &Value) {
         const U32: u32 = 4;
         const I32: u32 = 5;

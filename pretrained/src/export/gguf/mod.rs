@@ -1,5 +1,5 @@
-//! GGUF files, as llama.cpp and the programs around it read them: weights, what the model is made
-//! of, and its tokenizer, in one file.
+//! GGUF files for llama.cpp and the programs around it: weights, shape and tokenizer of a model in
+//! one file.
 
 mod architecture;
 mod file;
@@ -24,26 +24,26 @@ use tensors::Kinds;
 pub use file::GgufType;
 pub use note::GgufNote;
 
-/// How a GGUF file is written.
+/// Options of a GGUF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GgufOptions {
-    /// The type of matrices; if absent that of the model's parameters, or the nearest one.
-    /// Biases, norms and positions are f32, and rows that are no whole blocks f16.
+    /// The type of matrices; if absent, the type of the model's parameters, or the nearest type.
+    /// Biases, norms and positions are f32. Rows that are not whole blocks are f16.
     pub tensor_type: Option<GgufType>,
     /// The name of the model in the file; if absent, its folder's name.
     pub name: Option<String>,
 }
 
 /// Writes `model` to the file `path`, with the tokenizer and the chat template in the folder of
-/// `config`: beside its place first, then renamed. Weights are converted in pieces of a few
-/// megabytes.
+/// `config`. The file is written under a temporary name first, then renamed. Weights are converted
+/// in pieces of a few megabytes.
 ///
 /// Returns notes for the user of the file.
 ///
 /// # Errors
-/// `Export` for a model of which llama.cpp would compute something else, and for one with adapters
-/// or weights in few bits; `File`, `Json`, and `Entry` for a tokenizer that GGUF has no form for;
-/// `OutOfMemory`. A file that was there before is then untouched.
+/// `Export` for a model that llama.cpp would compute differently, and for a model with adapters or
+/// quantised weights; `File`, `Json`, and `Entry` for a tokenizer that GGUF cannot express;
+/// `OutOfMemory`. An earlier file is then untouched.
 pub fn save_gguf(
     model: &mut Decoder,
     config: &Config,
@@ -73,7 +73,7 @@ pub fn save_gguf(
         ("general.type".to_owned(), Value::Text("model".to_owned())),
         ("general.name".to_owned(), Value::Text(name)),
         ("general.file_type".to_owned(), Value::Count(wanted.of_file())),
-        // The version of the blocks of few bits.
+        // The version of the format of quantised blocks.
         ("general.quantization_version".to_owned(), Value::Count(2)),
     ];
     entries.extend(of_shape);

@@ -2,31 +2,31 @@
 
 use std::fmt::{self, Display};
 
-/// Something that a file does not say as the model does, or at all.
+/// A difference between a file and its model, or a part of the model that the file lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GgufNote {
-    /// The model's folder has no `tokenizer.json`: the file has no vocabulary.
+    /// The model's folder has no `tokenizer.json`, so the file has no vocabulary.
     NoTokenizer,
-    /// How the tokenizer cuts texts before it merges is none of the ways that llama.cpp knows by
-    /// name; its default may give other tokens.
+    /// llama.cpp has no name for the split of texts by the tokenizer before merging. The default of
+    /// llama.cpp may give other tokens.
     UnknownPreTokenizer,
-    /// Tokens of the tokenizer without a row in the table, which are left out.
+    /// Tokens of the tokenizer without a row in the table are left out.
     TokensOutside {
-        /// The number of such tokens.
+        /// The number of these tokens.
         count: usize,
     },
-    /// Layers have windows, which the architecture has not. Up to `window` positions they make no
-    /// difference, and the file says that the model was made for no more.
+    /// Layers have windows, which llama.cpp's architecture lacks. Up to `window` positions a window
+    /// makes no difference, and the file states `window` as the context length.
     Window {
-        /// Positions of the smallest window.
+        /// Number of positions of the smallest window.
         window: usize,
-        /// Positions that the model was made for.
+        /// Number of positions that the model was made for.
         context: usize,
     },
-    /// Tensors whose rows are no whole blocks, which are f16 instead.
+    /// Tensors whose rows are not whole blocks are f16.
     NoBlocks {
-        /// The number of such tensors.
+        /// The number of these tensors.
         count: usize,
     },
 }

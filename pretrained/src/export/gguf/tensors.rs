@@ -12,7 +12,7 @@ use crate::decoder::{DecoderShape, LayerNames, Names, NormKind};
 use crate::error::Result;
 use crate::export::target::Target;
 
-/// The form of the tensors of a file.
+/// The options of the tensors of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kinds {
     pub(super) architecture: Architecture,
@@ -25,7 +25,7 @@ pub(super) struct Kinds {
 /// The tensors of a model whose parameters are `sources`.
 ///
 /// # Errors
-/// `Export` for a parameter that the format has no name for; `OutOfMemory` for the few numbers of
+/// `Export` for a parameter without a name in the format; `OutOfMemory` for the few numbers of
 /// Llama 3's angles.
 pub(super) fn stored(
     Kinds { architecture, matrices, target }: Kinds,
@@ -71,9 +71,9 @@ pub(super) fn stored(
     Ok((stored, notes.into_iter().collect()))
 }
 
-/// From names of parameters to GGUF's.
+/// The map from names of parameters to GGUF's names.
 struct Translation {
-    /// Before the number of a layer.
+    /// The prefix of a layer's number.
     layers: &'static str,
     of_model: BTreeMap<String, &'static str>,
     of_layer: BTreeMap<String, &'static str>,
@@ -122,7 +122,7 @@ impl Translation {
     }
 }
 
-/// A name in a layer that a family does not have is empty, which no parameter is called.
+/// The path of a name; empty if the family lacks the part, because no parameter has an empty name.
 fn inside(place: &str, name: &str) -> String {
     if name.is_empty() { String::new() } else { format!("{place}.{name}") }
 }
@@ -142,7 +142,7 @@ fn parts(
             let heads = if part == "attn_q" { attention.heads } else { attention.groups };
             vec![by(&[heads, 2, width / 2])?.transpose(1, 2)?]
         }
-        // Queries of all heads, then keys, then values.
+        // The file has the queries of all heads, then keys, then values.
         (Architecture::Neox, "attn_qkv") => {
             let heads = by(&[attention.heads, 3, width])?;
             let of_kind = |kind| Ok(heads.narrow(1, kind, 1)?);
@@ -152,7 +152,7 @@ fn parts(
     })
 }
 
-/// The divisors of the rates of Llama 3's pairs.
+/// The divisors of the rotation rates of Llama 3.
 fn factors(shape: &DecoderShape, device: &Device) -> Result<Option<Tensor>> {
     let rotary = shape.layers.first().and_then(|layer| layer.rotary);
     let Some(rotary) = rotary else { return Ok(None) };

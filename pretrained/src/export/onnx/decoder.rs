@@ -37,11 +37,11 @@ struct Builder<'a> {
     parts: &'a mut Parts,
     shape: &'a DecoderShape,
     names: &'static Names,
-    /// `[T]`, from 0 on.
+    /// The positions `[T]`, from 0 on.
     positions: Value,
-    /// True where a query sees a key, `[T, T]`, for each window that layers have.
+    /// True where a query sees a key, `[T, T]`, for each window of a layer.
     seen: BTreeMap<Option<usize>, Value>,
-    /// Cosines and sines, `[T, R / 2]`, for each kind of angles that layers have.
+    /// Cosines and sines, `[T, R / 2]`, for each kind of angles.
     angles: Vec<(RotaryEmbedding, [Value; 2])>,
 }
 
@@ -103,7 +103,7 @@ impl Builder<'_> {
         Ok(self.parts.graph.add(&middle, &hidden))
     }
 
-    /// The hidden features of x after their norm: `[B, T, C] → [B, T, C]`.
+    /// The feed-forward branch of x with its norm: `[B, T, C] → [B, T, C]`.
     fn hidden_branch(&mut self, x: &Value, path: &str) -> Result<Value> {
         let names = self.names.layer;
         let normed = self.norm(x, &format!("{path}.{}", names.feed_forward_norm))?;
@@ -184,8 +184,8 @@ impl Builder<'_> {
         Ok([by_heads(&q, heads), by_heads(&k, groups), by_heads(&v, groups)])
     }
 
-    /// The first `turned` features of each head of `x: [.., T, D]` turned: the first half of these
-    /// and the second are pairs.
+    /// Rotates the first `turned` features of each head of `x: [.., T, D]`. The pairs are feature
+    /// `i` of the first half of these features and feature `i` of the second half.
     fn turned(&mut self, x: &Value, [cos, sin]: &[Value; 2], turned: usize) -> Value {
         let (half, rest) = (turned / 2, self.shape.attention.head_width - turned);
         let graph = &mut self.parts.graph;
@@ -203,7 +203,7 @@ impl Builder<'_> {
         graph.concat(&parts.into_iter().flatten().collect::<Vec<_>>(), -1)
     }
 
-    /// The cosines and sines of all positions, each kind once.
+    /// The cosines and sines of all positions. Each kind of angles is made once.
     fn angles(&mut self, rotary: RotaryEmbedding) -> Result<[Value; 2]> {
         if let Some((_, known)) = self.angles.iter().find(|(kind, _)| *kind == rotary) {
             return Ok(known.clone());
@@ -228,7 +228,8 @@ impl Builder<'_> {
         Ok(tables)
     }
 
-    /// Which keys a query sees, each kind once: none after it, and none outside the window.
+    /// The mask of the keys that a query sees: no key after the query, and no key outside of the
+    /// window. Equal masks are made once.
     fn seen(&mut self, window: Option<usize>) -> Value {
         if let Some(known) = self.seen.get(&window) {
             return known.clone();

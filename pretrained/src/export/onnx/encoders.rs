@@ -12,7 +12,7 @@ struct Sizes {
     heads: usize,
     width: usize,
     has_input_bias: bool,
-    /// The names of the layers of queries, keys, values and results.
+    /// The names of the layers of queries, keys, values and outputs.
     names: [&'static str; 4],
 }
 
@@ -81,7 +81,7 @@ impl OnnxModel for Bert {
     }
 }
 
-/// `[B, T, C]`
+/// The features of a BERT, `[B, T, C]`.
 fn bert_features(
     parts: &mut Parts,
     shape: &BertShape,
@@ -100,7 +100,7 @@ fn bert_features(
         rows.map(|(table, rows)| graph.node("Gather", &[table, rows], &[]));
     let x = graph.add(&words, &kinds);
     let x = graph.add(&x, &places);
-    // True for the keys that are not padding, of all heads and queries: [B, 1, 1, 1, T].
+    // True for the keys that are not padding, for all heads and queries: [B, 1, 1, 1, T].
     let is_padding = graph.node("Equal", &[mask, &zero], &[]);
     let seen = graph.node("Not", &[&is_padding], &[]);
     let axes = graph.ints(&[1, 2, 3]);
@@ -128,7 +128,7 @@ fn bert_features(
 
 impl OnnxModel for ViT {
     /// # Shapes
-    /// `pixel_values: [batch, channels, image, image] → logits: [batch, K]`; images are of the size
+    /// `pixel_values: [batch, channels, image, image] → logits: [batch, K]`; images have the size
     /// that the model was made for
     fn build(&self, parts: &mut Parts) -> Result<()> {
         let shape = self.shape();
@@ -162,7 +162,7 @@ impl OnnxModel for ViT {
     }
 }
 
-/// The first position of all images, then their patches: `[N, 1 + patches, C]`.
+/// The class token of each image, then the patches: `[N, 1 + patches, C]`.
 fn vit_patches(parts: &mut Parts, shape: &ViTShape, images: &Value) -> Result<Value> {
     let names = [
         "patch_embeddings.projection.weight",
@@ -177,7 +177,7 @@ fn vit_patches(parts: &mut Parts, shape: &ViTShape, images: &Value) -> Result<Va
     let patches = graph.node("Conv", &[images, &weight, &bias], &strides);
     let patches = graph.reshape(&patches, &[0, shape.width as i64, -1]);
     let patches = graph.permute(&patches, &[0, 2, 1]);
-    // The one position that all images begin with, as often as there are images.
+    // The class token, repeated for every image.
     let sizes = graph.node("Shape", &[images], &[Attribute::Int("end", 1)]);
     let rest = graph.ints(&[1, 1]);
     let sizes = graph.concat(&[&sizes, &rest], 0);

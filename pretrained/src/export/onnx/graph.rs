@@ -1,5 +1,5 @@
-//! A graph of ONNX that is being built: nodes in the order in which they are computed, small
-//! constants among them, and weights that lie in a file beside.
+//! An ONNX graph that is being built: nodes in the order of computation, small constants, and
+//! weights in a separate data file.
 
 use lowtide_tensor::{DType, Tensor};
 
@@ -11,7 +11,7 @@ use crate::files::Written;
 /// The alignment of weights: pages, for readers that map the file.
 const ALIGN_BYTES: u64 = 4096;
 
-/// The file of the weights.
+/// Name of the data file with the weights.
 pub(super) const DATA_FILE: &str = "model.onnx.data";
 
 /// `TensorProto.DataType`.
@@ -19,7 +19,7 @@ pub(super) const FLOAT: i64 = 1;
 pub(super) const INT64: i64 = 7;
 pub(super) const FLOAT16: i64 = 10;
 
-/// The type of a graph's numbers.
+/// The float type of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnnxType {
@@ -50,27 +50,27 @@ impl OnnxType {
 pub(super) struct Value(String);
 
 impl Value {
-    /// A weight that is in the graph already.
+    /// A weight that is already in the graph.
     pub(super) fn named(name: &str) -> Self {
         Value(name.to_owned())
     }
 }
 
-/// An attribute of a node, besides its inputs.
+/// An attribute of a node.
 pub(super) enum Attribute<'a> {
     Int(&'a str, i64),
     Float(&'a str, f32),
     Ints(&'a str, &'a [i64]),
 }
 
-/// A tensor of the file beside.
+/// A tensor of the data file.
 struct Weight {
     tensor: Tensor,
     addend: f64,
     offset_bytes: u64,
 }
 
-/// A size of an input or output: a number, or the name of one that is not known before.
+/// A size of an input or output: a number, or the name of a size that is known only at run time.
 type Size<'a> = std::result::Result<i64, &'a str>;
 
 pub(super) struct Graph {
@@ -83,7 +83,7 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// A graph without nodes, whose numbers are of `kind`.
+    /// A graph without nodes, whose floats are of `kind`.
     pub(super) fn new(kind: OnnxType) -> Self {
         let (message, weights) = (Message::default(), Vec::new());
         Graph { kind, message, weights, weights_end_bytes: 0, count: 0 }
@@ -105,12 +105,12 @@ impl Graph {
         Message::default().text(1, name).message(2, &Message::default().message(1, &tensor))
     }
 
-    /// The type of the graph's numbers, as the format counts types.
+    /// The number of the graph's float type in the format.
     pub(super) fn element(&self) -> i64 {
         self.kind.element()
     }
 
-    /// The input `name` of numbers of a type.
+    /// The input `name` with elements of a type.
     pub(super) fn input(&mut self, name: &str, elements: i64, sizes: &[Size<'_>]) -> Value {
         self.message.push_message(11, &Self::info(name, elements, sizes));
         Value(name.to_owned())
@@ -128,7 +128,7 @@ impl Graph {
         format!("{of}_{}", self.count)
     }
 
-    /// The one output of a new node.
+    /// The single output of a new node.
     pub(super) fn node(
         &mut self,
         operation: &str,
@@ -152,7 +152,7 @@ impl Graph {
         outputs.iter().for_each(|output: &Value| node.push(2, output.0.as_bytes()));
         node = node.text(3, &outputs[0].0).text(4, operation);
         for attribute in attributes {
-            // The last field of each is its type.
+            // The last field of each attribute is its type.
             let message = Message::default();
             node.push_message(
                 5,
@@ -190,7 +190,7 @@ impl Graph {
         self.constant(INT64, &[], &value.to_le_bytes())
     }
 
-    /// Numbers in f32, whatever those of the graph are.
+    /// Numbers in f32, even in a graph of another type.
     pub(super) fn floats(&mut self, sizes: &[usize], values: &[f64]) -> Value {
         let bytes = values.iter().flat_map(|&value| (value as f32).to_le_bytes());
         let bytes: Vec<u8> = bytes.collect();
@@ -208,8 +208,8 @@ impl Graph {
         }
     }
 
-    /// The elements of `tensor`, row by row whatever its strides, with `addend` added, in the
-    /// graph's type and in the file beside.
+    /// A weight of the data file, in the graph's type: the elements of `tensor` in row-major order,
+    /// plus `addend`.
     pub(super) fn weight(&mut self, name: &str, tensor: Tensor, addend: f64) -> Value {
         let offset_bytes = self.weights_end_bytes.next_multiple_of(ALIGN_BYTES);
         let size_bytes = tensor.element_count() as u64 * self.kind.size_bytes();
@@ -235,7 +235,7 @@ impl Graph {
 
     /// The file of the graph.
     pub(super) fn model(&self) -> Vec<u8> {
-        /// Versions of the format, and of the operations of nodes.
+        /// Version of the format, then version of the operations of nodes.
         const FORMAT_VERSION: i64 = 8;
         const OPERATIONS_VERSION: i64 = 17;
         let operations = Message::default().text(1, "").int(2, OPERATIONS_VERSION);
@@ -245,7 +245,7 @@ impl Graph {
         model.message(7, &graph).message(8, &operations).into_bytes()
     }
 
-    /// Writes the file beside, a piece of a weight at a time.
+    /// Writes the data file, one piece of a weight at a time.
     ///
     /// # Errors
     /// `File`, `OutOfMemory`, `ValueUnavailable` on a simulated device.
@@ -268,7 +268,7 @@ impl Graph {
     }
 }
 
-/// Operations of two values, and others without a choice.
+/// Operations of two values, and operations without attributes to choose.
 impl Graph {
     pub(super) fn add(&mut self, a: &Value, b: &Value) -> Value {
         self.node("Add", &[a, b], &[])
@@ -291,7 +291,7 @@ impl Graph {
         self.mul(x, &factor)
     }
 
-    /// `x` with these sizes: 0 is that of `x` at the same place, -1 what is left.
+    /// `x` with these sizes: 0 keeps the size of `x`, -1 is computed from the rest.
     pub(super) fn reshape(&mut self, x: &Value, sizes: &[i64]) -> Value {
         let sizes = self.ints(sizes);
         self.node("Reshape", &[x, &sizes], &[])
@@ -301,7 +301,7 @@ impl Graph {
         self.node("Transpose", &[x], &[Attribute::Ints("perm", axes)])
     }
 
-    /// Parts of x along an axis, with these numbers of elements.
+    /// Parts of x along an axis, with `lens` elements.
     pub(super) fn split<const N: usize>(
         &mut self,
         x: &Value,
@@ -316,7 +316,7 @@ impl Graph {
         self.node("Concat", parts, &[Attribute::Int("axis", axis)])
     }
 
-    /// `x`, of the graph's type, in f32.
+    /// Converts `x` from the graph's type to f32.
     pub(super) fn widened(&mut self, x: &Value) -> Value {
         match self.kind {
             OnnxType::F32 => x.clone(),
@@ -324,7 +324,7 @@ impl Graph {
         }
     }
 
-    /// `x` in f32, in the graph's type.
+    /// Converts `x` from f32 to the graph's type.
     pub(super) fn narrowed(&mut self, x: &Value) -> Value {
         match self.kind {
             OnnxType::F32 => x.clone(),

@@ -1,5 +1,5 @@
-//! ONNX files, as onnxruntime and others run them: the computation of a model, as a graph of
-//! standard operations, with its weights in a file beside.
+//! ONNX files for onnxruntime and others: the computation of a model as a graph of standard
+//! operations, with the weights in a separate data file.
 
 mod decoder;
 mod encoders;
@@ -23,21 +23,22 @@ use parts::Parts;
 pub use graph::OnnxType;
 pub use parts::OnnxModel;
 
-/// The file of the graph.
+/// Name of the graph's file.
 const FILE: &str = "model.onnx";
 
-/// How an ONNX file is written.
+/// Options of an ONNX file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnnxOptions {
-    /// The type of weights and logits; if absent f16 for a model in f16, else f32: processors do
+    /// The type of weights and logits; if absent, f16 for a model in f16, else f32, because CPUs do
     /// not compute in bf16.
     pub tensor_type: Option<OnnxType>,
 }
 
-/// Writes the computation of `model` into `folder`, which is made if it is not there: the graph to
-/// `model.onnx` and its weights to `model.onnx.data`, beside their places first, then renamed. The
-/// graph has standard operations of version 17 only. Weights are converted in pieces of a few
-/// megabytes. Dropout is left out, and statistics are those that were seen in training.
+/// Writes the computation of `model` into `folder`, which is made if it does not exist: the graph
+/// to `model.onnx` and the weights to `model.onnx.data`. Files are written under temporary names
+/// first, then renamed. The graph has only standard operations of version 17. Weights are converted
+/// in pieces of a few megabytes. Dropout is left out, and norms use the running statistics of
+/// training.
 ///
 /// # Shapes
 /// Decoders: `input_ids: [batch, sequence]` of i64 `→ logits: [batch, sequence, vocabulary]`;
@@ -46,9 +47,8 @@ pub struct OnnxOptions {
 /// logits: [batch, classes]`.
 ///
 /// # Errors
-/// `Export` for a model with adapters or weights in few bits, and for one with a parameter that the
-/// graph does not read; `File`; `OutOfMemory`. Files that
-/// were there before are then untouched.
+/// `Export` for a model with adapters or quantised weights, and for a model with a parameter that
+/// the graph does not read; `File`; `OutOfMemory`. Earlier files are then untouched.
 pub fn save_onnx<S: Shape<Model: OnnxModel>>(
     model: &mut S::Model,
     config: &ModelConfig<S>,
@@ -70,7 +70,8 @@ pub fn save_onnx<S: Shape<Model: OnnxModel>>(
     in_folder(folder, || {
         let data = Partial::write(&data_path, |file| parts.graph.write_weights(file))?;
         let graph = Partial::write(&graph_path, |file| file.write(&parts.graph.model()))?;
-        // A process that ends in between leaves no graph, not one of other weights.
+        // A process that ends here leaves no graph, rather than a graph with the weights of another
+        // model.
         remove(&graph_path)?;
         data.publish()?;
         graph.publish()

@@ -10,10 +10,10 @@ use crate::error::Result;
 use crate::export::target::Target;
 use crate::weights::Stored;
 
-/// A model that a graph can be made of: decoders, BERT, ViT and ResNet. Only models of this crate
-/// are.
+/// A model that can be written as a graph: decoders, BERT, ViT and ResNet. Only this crate
+/// implements the trait.
 pub trait OnnxModel: Stored {
-    /// Adds inputs, all that is computed, and the output.
+    /// Adds the inputs, the computation, and the output.
     #[doc(hidden)]
     fn build(&self, parts: &mut Parts) -> Result<()>;
 }
@@ -27,15 +27,17 @@ pub struct Parts {
     target: Target,
 }
 
-/// How queries see keys.
+/// The sizes and the mask of an attention.
 pub(super) struct Seeing<'a> {
-    /// Heads of queries, heads of keys and values, and features of a head.
+    /// Number of heads of queries, number of heads of keys and values, and number of features of a
+    /// head.
     pub(super) sizes: [usize; 3],
     /// Factor of the scores.
     pub(super) scale: f64,
-    /// The bound that scores are kept below, softly.
+    /// The soft bound of the scores.
     pub(super) cap: Option<f64>,
-    /// True where a query sees a key, `[T, S]` or `[B, 1, 1, 1, S]`; all do if absent.
+    /// True where a query sees a key, `[T, S]` or `[B, 1, 1, 1, S]`; if absent, every query sees
+    /// every key.
     pub(super) seen: Option<&'a Value>,
 }
 
@@ -45,7 +47,7 @@ impl Parts {
         Parts { graph, tensors, read, target }
     }
 
-    /// A parameter as it is in memory.
+    /// A parameter in its layout in memory.
     ///
     /// # Errors
     /// `Export` for a name that the model does not have.
@@ -63,13 +65,13 @@ impl Parts {
         }
     }
 
-    /// A parameter in the file beside.
+    /// A parameter, in the data file.
     pub(super) fn weight(&mut self, name: &str) -> Result<Value> {
         let tensor = self.tensor(name)?;
         Ok(self.graph.weight(name, tensor, 0.0))
     }
 
-    /// The parameters `{path}.{name}` in the file beside.
+    /// The parameters `{path}.{name}`, in the data file.
     pub(super) fn weights<const N: usize>(
         &mut self,
         path: &str,
@@ -80,7 +82,7 @@ impl Parts {
         Ok(weights.try_into().unwrap_or_else(|_| unreachable!("one for each name")))
     }
 
-    /// `x Wᵀ + b`, the weight as `[I, O]`, which a product takes without another copy.
+    /// `x Wᵀ + b`. The weight is stored as `[I, O]`, so that the product needs no copy.
     pub(super) fn linear(&mut self, x: &Value, path: &str, has_bias: bool) -> Result<Value> {
         let name = format!("{path}.weight");
         let tensor = self.tensor(&name)?.t()?;
@@ -93,8 +95,8 @@ impl Parts {
         Ok(self.graph.add(&y, &bias))
     }
 
-    /// `x Tᵀ + b` with a table of tokens, whose rows are `width` wide and which stays as it is.
-    /// `sizes` are those of the tokens, `[B, T]`.
+    /// `x Tᵀ + b` with a table of tokens of `width` columns, which is not transposed. `sizes` are
+    /// the sizes of the tokens, `[B, T]`.
     ///
     /// # Shapes
     /// `x: [B, T, C], table: [V, C] → [B, T, V]`
@@ -115,7 +117,7 @@ impl Parts {
         graph.node("Reshape", &[&y, &sizes], &[])
     }
 
-    /// A norm of mean 0 and variance 1 over the last dimension.
+    /// A norm to mean 0 and variance 1 over the last dimension.
     pub(super) fn layer_norm(&mut self, x: &Value, path: &str, eps: f64) -> Result<Value> {
         let [weight, bias] = self.weights(path, ["weight", "bias"])?;
         let attributes = [Attribute::Int("axis", -1), Attribute::Float("epsilon", eps as f32)];
@@ -128,14 +130,14 @@ impl Parts {
         self.graph.permute(&x, &[0, 2, 1, 3])
     }
 
-    /// Attention before its last layer.
+    /// Attention without its output layer.
     ///
     /// # Shapes
     /// `q: [B, H, T, D], k and v: [B, G, S, D] → [B, T, H · D]`
     pub(super) fn attended(&mut self, [q, k, v]: [&Value; 3], seeing: &Seeing<'_>) -> Value {
         let [heads, groups, width] = seeing.sizes.map(|count| count as i64);
         let graph = &mut self.graph;
-        // The heads of queries that share a head of keys are a dimension of their own.
+        // The heads of queries that share a head of keys have a separate dimension.
         let q = graph.scaled(q, seeing.scale);
         let q = graph.reshape(&q, &[0, groups, heads / groups, -1, width]);
         let k = graph.permute(k, &[0, 1, 3, 2]);
@@ -161,7 +163,7 @@ impl Parts {
 
     pub(super) fn activated(&mut self, x: &Value, activation: Activation) -> Value {
         let graph = &mut self.graph;
-        // Twice the share of x that is left, less 1: by the error function, or nearly.
+        // Twice the factor of x in the activation, less 1: by the error function, or approximately.
         let share = match activation {
             Activation::Relu => return graph.node("Relu", &[x], &[]),
             Activation::Silu => {

@@ -1,12 +1,13 @@
-//! The bytes of ONNX's messages, which are Protocol Buffers: fields with a number each, in any
-//! order. <https://protobuf.dev/programming-guides/encoding>, and `onnx.proto3` for the numbers.
+//! The bytes of ONNX's messages, which are Protocol Buffers: numbered fields in any order. Sources:
+//! <https://protobuf.dev/programming-guides/encoding>, and `onnx.proto3` for the numbers.
 
 /// A message that is being written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Message(Vec<u8>);
 
 impl Message {
-    /// Kinds of fields on the wire: a number, and bytes with their count before them.
+    /// Kinds of fields on the wire: integers, floats of 4 bytes, and bytes with their count before
+    /// them.
     const VARINT: u64 = 0;
     const FIXED_32: u64 = 5;
     const LEN: u64 = 2;
@@ -23,7 +24,7 @@ impl Message {
         self.0.push(value as u8);
     }
 
-    /// A field of an integer; negative ones take ten bytes.
+    /// A field with an integer. A negative integer takes ten bytes.
     pub(super) fn int(mut self, field: u64, value: i64) -> Self {
         self.varint(field << 3 | Self::VARINT);
         self.varint(value.cast_unsigned());
@@ -49,7 +50,7 @@ impl Message {
         self.bytes(field, &message.0)
     }
 
-    /// One more of a repeated field.
+    /// Appends an element to a repeated field.
     pub(super) fn push(&mut self, field: u64, bytes: &[u8]) {
         self.varint(field << 3 | Self::LEN);
         self.varint(bytes.len() as u64);

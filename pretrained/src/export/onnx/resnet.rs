@@ -50,21 +50,21 @@ impl OnnxModel for ResNet {
     }
 }
 
-/// A convolution and its norm, by the statistics that were seen in training.
+/// A convolution and its norm, with the running statistics of training.
 fn convolved(
     parts: &mut Parts,
     x: &Value,
     path: &str,
     [kernel, stride]: [usize; 2],
 ) -> Result<Value> {
-    /// The addend of all such norms here and in transformers.
+    /// The addend of the variance in all norms of ResNet, also in transformers.
     const EPS: f32 = 1e-5;
     let weight = parts.weight(&format!("{path}.convolution.weight"))?;
     let (padding, stride) = ([kernel as i64 / 2; 4], [stride as i64; 2]);
     let attributes = [Attribute::Ints("pads", &padding), Attribute::Ints("strides", &stride)];
     let x = parts.graph.node("Conv", &[x, &weight], &attributes);
     let path = format!("{path}.normalization");
-    // The number of batches has no part in the result.
+    // The number of batches does not affect the result.
     parts.tensor(&format!("{path}.num_batches_tracked"))?;
     let names = ["weight", "bias", "running_mean", "running_var"];
     let [scale, bias, mean, variance] = parts.weights(&path, names)?;

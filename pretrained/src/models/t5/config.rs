@@ -39,7 +39,7 @@ impl Shape for T5Shape {
 
 fn shape(entries: &Entries) -> Result<T5Shape> {
     entries.without(&["is_decoder"])?;
-    // Older files have a length that nothing depends on, and repeat `feed_forward_proj`.
+    // Older files have a length that has no effect, and repeat `feed_forward_proj`.
     for name in ["n_positions", "output_past", "dense_act_fn", "is_gated_act", "initializer_range"]
     {
         entries.value(name);

@@ -1,7 +1,7 @@
-//! T5: an encoder and a decoder, whose scores are not scaled but have a learned number for each
-//! range of distances; RMS norms, no biases. The plain form has ReLU and scales what the output
-//! layer sees, version 1.1 is gated. Raffel et al., "Exploring the limits of transfer learning with
-//! a unified text-to-text transformer" (2019).
+//! T5: an encoder and a decoder. Scores are not scaled, but have a learned bias for each range of
+//! distances. Norms are RMS norms, and there are no biases of layers. The plain form has ReLU and
+//! scales the input of the output layer; version 1.1 is gated. Raffel et al., "Exploring the limits
+//! of transfer learning with a unified text-to-text transformer" (2019).
 //!
 //! `B` batch, `S` positions of the encoder, `T` of the decoder, `C` features, `V` vocabulary.
 

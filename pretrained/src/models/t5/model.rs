@@ -18,13 +18,13 @@ use crate::error::Result;
 use crate::generate::{GenerateOptions, Row, go_on};
 use crate::weights::Stored;
 
-/// A T5.
+/// T5 with its output layer.
 #[derive(Clone, Debug)]
 pub struct T5 {
     shared: Embedding,
     encoder: Stack,
     decoder: Stack,
-    /// Absent where the output layer is the table of tokens.
+    /// Absent if the output layer is the table of tokens.
     head: Option<Linear>,
     shape: T5Shape,
 }
@@ -63,8 +63,8 @@ impl T5 {
         &self.shape
     }
 
-    /// The input of the decoder while it learns to write `labels`: each label one position later,
-    /// after the token that starts a sequence.
+    /// The input of the decoder in training on `labels`: the start token, then each label one
+    /// position later.
     ///
     /// # Shapes
     /// `labels: [B, T]` of i64 `→ [B, T]`
@@ -96,13 +96,13 @@ impl T5 {
         run_in(pass, "shared", &self.shared, pass.constant(ids.clone()))
     }
 
-    /// The encoder's result for `tokens`, of which `keys` are seen: `[B, S, C]`.
+    /// The encoder's output for `tokens`, `[B, S, C]`. The mask `keys` is true for visible tokens.
     fn encoded(&self, pass: &Pass, tokens: &Tensor, keys: Option<Tensor>) -> NnResult<Var> {
         let (x, seen) = (self.embedded(pass, tokens)?, Seen { own: keys, memory: None });
         pass.within("encoder", || self.encoder.forward(pass, x, None, seen))
     }
 
-    /// The input of the output layer, `[B, T, C]`, from what the encoder made.
+    /// The input of the output layer, `[B, T, C]`, from the encoder's output `memory`.
     fn decoded(
         &self,
         pass: &Pass,
@@ -129,7 +129,7 @@ impl T5 {
     }
 
     /// The logits of the token after each of `targets`, for a decoder that has read `tokens`.
-    /// Positions of these where `mask` is 0 are padding.
+    /// Tokens where `mask` is 0 are padding.
     ///
     /// # Shapes
     /// `tokens: [B, S]` and `targets: [B, T]` of i64, `mask: [B, S]` of any type `→ [B, T, V]`
@@ -147,16 +147,16 @@ impl T5 {
         Ok(x.linear(self.head_weight(pass)?, None)?)
     }
 
-    /// The tokens that the decoder writes, having read each row of `tokens`, without the token that
-    /// starts it. Positions where `mask` is 0 are padding. Nothing is recorded, and the encoder
-    /// runs once; the decoder reads all that it has written for each token.
+    /// The tokens that the decoder writes after reading each row of `tokens`, without the start
+    /// token. Tokens where `mask` is 0 are padding. No gradient is recorded. The encoder runs once;
+    /// the decoder reads all earlier tokens again for each token.
     ///
     /// # Shapes
     /// `tokens: [B, S]` of i64, `mask: [B, S]` of any type
     ///
     /// # Errors
-    /// `Option` for options out of their ranges, `ValueUnavailable` on a simulated device; those of
-    /// [`T5::logits`].
+    /// `Option` for options out of their ranges, `ValueUnavailable` on a simulated device; the
+    /// errors of [`T5::logits`].
     pub fn generate(
         &self,
         tokens: &Tensor,
@@ -183,8 +183,8 @@ impl T5 {
         Ok(rows.into_iter().map(|row| row.added).collect())
     }
 
-    /// The cross-entropy of writing `labels` after reading `tokens`, in chunks: the logits are
-    /// never there as a whole. A label of -100 does not count.
+    /// The cross-entropy of writing `labels` after reading `tokens`, in chunks, so that the logits
+    /// never exist as a whole. A label of -100 is ignored.
     ///
     /// # Shapes
     /// `tokens: [B, S]` and `labels: [B, T]` of i64, `mask: [B, S]` of any type

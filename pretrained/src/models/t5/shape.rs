@@ -5,29 +5,29 @@ use crate::decoder::Activation;
 /// The shape of a T5.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Shape {
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Features of each position.
+    /// Number of features of each position.
     pub width: usize,
-    /// Hidden features of a layer.
+    /// Number of hidden features of a layer.
     pub hidden: usize,
-    /// Layers of the encoder and of the decoder.
+    /// Number of layers of the encoder and of the decoder.
     pub layers: [usize; 2],
-    /// Heads of attention.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Features of a head.
+    /// Number of features of a head.
     pub head_width: usize,
     /// The function between the hidden layers.
     pub activation: Activation,
     /// True if the hidden features are multiplied by a gate.
     pub is_gated: bool,
-    /// Numbers for distances, of each head.
+    /// Number of learned biases for distances of each head.
     pub buckets: usize,
-    /// From this distance on, all keys share the last number.
+    /// From this distance on, all keys share the last bias.
     pub distance_max: usize,
-    /// Added to mean squares.
+    /// The addend of mean squares.
     pub eps: f64,
-    /// Probability with which features and weights of pairs are dropped in training.
+    /// Probability of dropping features and attention weights in training.
     pub dropout: f64,
     /// True if the output layer is the table of tokens.
     pub is_tied: bool,
@@ -35,7 +35,7 @@ pub struct T5Shape {
     pub is_scaled: bool,
     /// The token that starts a sequence of the decoder.
     pub start: i64,
-    /// The token that pads one.
+    /// The token that pads a sequence of the decoder.
     pub padding: i64,
     /// The factor of the deviations of the initial weights.
     pub factor: f64,

@@ -68,7 +68,7 @@ struct HiddenNames {
     norm: &'static str,
 }
 
-/// The names of hidden layers that come after one branch and after two, plain and with a gate.
+/// The names of hidden layers after one attention and after two, plain and gated.
 const HIDDEN: [[HiddenNames; 2]; 2] = [
     [
         HiddenNames { wi: ["layer.1.DenseReluDense.wi", ""], ..AFTER_ONE },
@@ -90,7 +90,7 @@ const AFTER_ONE: HiddenNames =
 const AFTER_TWO: HiddenNames =
     HiddenNames { wi: [""; 2], wo: "layer.2.DenseReluDense.wo", norm: "layer.2.layer_norm" };
 
-/// A layer of the encoder, or with `cross` one of the decoder.
+/// A layer of the encoder, or with `cross` a layer of the decoder.
 #[derive(Clone, Debug)]
 struct Layer {
     own: Attending,
@@ -101,14 +101,15 @@ struct Layer {
 
 parameters!(Layer { own as "", cross as "", hidden as "" });
 
-/// Which keys the layers of a stack see, and those of what an encoder made.
+/// The masks of a stack: the visible keys of its own positions, and the visible keys of the
+/// encoder's output.
 pub(super) struct Seen {
     pub(super) own: Option<Tensor>,
     pub(super) memory: Option<Tensor>,
 }
 
 impl Layer {
-    /// `memory` is what an encoder made, for a layer of a decoder.
+    /// `memory` is the output of an encoder, for a layer of a decoder.
     fn forward(
         &self,
         pass: &Pass,
@@ -235,7 +236,7 @@ impl Stack {
         let (mut x, seen) = (dropped(pass, self.dropout, x)?, Rc::new(seen));
         for (index, layer) in self.layers.iter().enumerate() {
             let (seen, bias) = (Rc::clone(&seen), bias.clone());
-            // Everything with a gradient is an input, so that the layer can be computed again.
+            // Every value with a gradient is an input, so that the layer can be recomputed.
             x = pass.within(&format!("block.{index}"), || match memory.clone() {
                 Some(memory) => layer.run(pass, [x, bias, memory], move |layer, pass, inputs| {
                     let [x, bias, memory] = inputs;

@@ -1,5 +1,5 @@
-//! The tokenizer of a model's folder as entries of GGUF: byte pairs of bytes, as GPT-2 has them, or
-//! of characters with bytes for the rest, as SentencePiece.
+//! The tokenizer of a model's folder as entries of GGUF: byte pairs of bytes, as in GPT-2, or of
+//! characters with bytes for the rest, as in SentencePiece.
 
 mod pre_tokenizer;
 mod special;
@@ -42,7 +42,7 @@ enum Model {
     Llama,
 }
 
-/// A JSON file of the folder, if it is there.
+/// A JSON file of the folder; `None` if the file does not exist.
 pub(super) struct File {
     path: PathBuf,
     json: Json,
@@ -53,7 +53,7 @@ impl File {
         if !path.is_file() {
             return Ok(None);
         }
-        /// The largest tokenizers have some 30 MB.
+        /// Maximum size of a file. The largest tokenizers have about 30 MB.
         const FILE_BYTES_MAX: u64 = 1 << 29;
         let bytes = read_bytes(&path, FILE_BYTES_MAX)?;
         match serde_json::from_slice(&bytes) {
@@ -72,14 +72,14 @@ impl File {
     }
 }
 
-/// The entries of the tokenizer of a model whose table has `rows` rows, and of its chats.
+/// The entries for the tokenizer and the chat template of a model whose table has `rows` rows.
 ///
 /// # Errors
 /// `File`, `Json`, and `Entry` for a tokenizer of another kind.
 pub(super) fn entries(config: &Config, rows: usize) -> Result<(Entries, Vec<GgufNote>)> {
     let folder = config.folder();
     let Some(file) = File::open(folder.join("tokenizer.json"))? else {
-        // Without any model a reader refuses the file.
+        // A reader refuses a file without this entry.
         let none = ("tokenizer.ggml.model".to_owned(), Value::Text("none".to_owned()));
         return Ok((vec![none], vec![GgufNote::NoTokenizer]));
     };
@@ -130,7 +130,7 @@ pub(super) fn entries(config: &Config, rows: usize) -> Result<(Entries, Vec<Gguf
 
 fn model(file: &File) -> Result<Model> {
     let model = &file.json["model"];
-    // Older files do not say what they are.
+    // Older files do not state their type.
     let kind = model.get("type").and_then(Json::as_str).unwrap_or("BPE");
     if kind != "BPE" {
         let found = kind.to_owned();
@@ -150,7 +150,7 @@ fn model(file: &File) -> Result<Model> {
     Err(file.error("model", EntryProblem::Unsupported { found }))
 }
 
-/// A token for each row of the table, and how many have none.
+/// A token for each row of the table, and the number of tokens without a row.
 fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, usize)> {
     let unused = |index| Token { text: format!("[PAD{index}]"), kind: Kind::Unused, score: 0.0 };
     let mut tokens: Vec<Token> = (0..vocabulary).map(unused).collect();
@@ -189,12 +189,12 @@ fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, u
         } else if added["special"] == true || looks_special(text) {
             (text.to_owned(), Kind::Control)
         } else {
-            // Readers look for these in the text as it is given.
+            // Readers search for these tokens in the original text.
             (text.replace('\u{2581}', " "), Kind::UserDefined)
         };
         let is_listed = listed.contains_key(added["content"].as_str().unwrap_or_default());
         match added["id"].as_u64() {
-            // The token was counted with the list.
+            // The token was counted in the loop over the listed tokens.
             Some(id) if is_listed && id >= vocabulary as u64 => {}
             _ => drop(set(&added["id"], Token { text, kind, score: 0.0 })?),
         }
@@ -206,13 +206,13 @@ fn tokens(file: &File, model: Model, vocabulary: usize) -> Result<(Vec<Token>, u
     Ok((tokens, outside_count))
 }
 
-/// `<0x0A>`
+/// True for a token of one byte, such as `<0x0A>`.
 fn is_byte(text: &str) -> bool {
     let digits = text.strip_prefix("<0x").and_then(|text| text.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
 
-/// Tokens that some files do not call special, as llama.cpp's converter knows them.
+/// True for tokens that some files do not call special, by the rules of llama.cpp's converter.
 fn looks_special(text: &str) -> bool {
     let is_between = |start, end| text.starts_with(start) && text.ends_with(end);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
@@ -221,8 +221,8 @@ fn looks_special(text: &str) -> bool {
         || is_between("<unused", ">")
 }
 
-/// SentencePiece merges the pair with the highest score next, a file of byte pairs the pair that is
-/// listed first.
+/// Scores in the order of the pairs to merge. SentencePiece merges the pair with the highest score
+/// first, and the file lists the pair to merge first at the top.
 fn scores(file: &File, model: Model) -> Result<BTreeMap<String, f32>> {
     let mut scores = BTreeMap::new();
     if model == Model::Llama {
@@ -234,7 +234,7 @@ fn scores(file: &File, model: Model) -> Result<BTreeMap<String, f32>> {
     Ok(scores)
 }
 
-/// The pairs to merge, the first ones first.
+/// The pairs to merge, in the order of priority.
 fn pairs(file: &File) -> Result<Vec<[&str; 2]>> {
     let entry = "model.merges";
     let Some(merges) = file.json["model"]["merges"].as_array() else {
@@ -256,13 +256,13 @@ fn pairs(file: &File) -> Result<Vec<[&str; 2]>> {
     pairs.collect()
 }
 
-/// The pairs to merge as the file has them: in the parts there is no space, which the byte is not.
+/// The pairs to merge, as texts for GGUF. A space inside a part is written as U+0120.
 fn merges(file: &File) -> Result<Vec<String>> {
     let text = |part: &str| part.replace(' ', "\u{120}");
     Ok(pairs(file)?.into_iter().map(|[a, b]| format!("{} {}", text(a), text(b))).collect())
 }
 
-/// How chats are written, where the folder says it.
+/// The chat template, if the folder has one.
 fn chat_template(folder: &Path, of_folder: Option<&File>) -> Result<Option<String>> {
     let given = of_folder.and_then(|file| file.json.get("chat_template"));
     let of_name = |named: &Vec<Json>| {
@@ -278,7 +278,7 @@ fn chat_template(folder: &Path, of_folder: Option<&File>) -> Result<Option<Strin
     if given.is_some() || !path.is_file() {
         return Ok(given);
     }
-    /// No template is near it.
+    /// Maximum size of a file, far above any template.
     const TEMPLATE_BYTES_MAX: u64 = 1 << 24;
     read_text(&path, TEMPLATE_BYTES_MAX).map(Some)
 }

@@ -1,10 +1,10 @@
-//! How texts are cut before pairs are merged. GGUF has names for ways to cut; llama.cpp's converter
-//! finds the name by what a tokenizer makes of a text, and here it is found by what the tokenizer
-//! says of itself.
+//! The split of texts before pairs are merged. GGUF has names for such splits. llama.cpp's
+//! converter finds the name by running the tokenizer on a text; this module finds the name in the
+//! tokenizer's own description.
 
 use serde_json::Value as Json;
 
-/// GPT-4's way, with numbers of up to three digits.
+/// The split of GPT-4, with numbers of up to three digits.
 const LLAMA_3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -14,14 +14,14 @@ const QWEN_2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// Mistral's, with words cut where small letters end.
+/// The split of Mistral, with words that end where lower-case letters end.
 const TEKKEN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// The steps of a part of a tokenizer, be it one or a sequence.
+/// The steps of a part of a tokenizer, which is one step or a sequence.
 pub(super) fn steps(part: &Json) -> Vec<&Json> {
     let inside = ["pretokenizers", "normalizers", "decoders", "processors"]
         .into_iter()
@@ -33,14 +33,14 @@ pub(super) fn steps(part: &Json) -> Vec<&Json> {
     }
 }
 
-/// GGUF's name for the way a tokenizer of bytes cuts texts.
+/// GGUF's name for the split of a byte-level tokenizer.
 pub(super) fn name(tokenizer: &Json) -> Option<&'static str> {
     let steps = steps(&tokenizer["pre_tokenizer"]);
     let (last, before) = steps.split_last()?;
     if last["type"] != "ByteLevel" || last["add_prefix_space"] == true {
         return None;
     }
-    // Files without the entry are older than it.
+    // Files without the entry are older than the entry.
     let cuts_itself = last["use_regex"] != false;
     let name = match before {
         [] if cuts_itself => "gpt-2",
@@ -50,7 +50,7 @@ pub(super) fn name(tokenizer: &Json) -> Option<&'static str> {
         [split] if !cuts_itself && split["type"] == "Split" => by_pattern(split)?,
         _ => return None,
     };
-    // A token that is in the vocabulary is taken as it is, however it would be merged.
+    // With `ignore_merges`, a word that is a token is taken whole, even if merging would split it.
     let takes_whole = tokenizer["model"]["ignore_merges"] == true;
     (takes_whole == matches!(name, "llama-bpe" | "tekken")).then_some(name)
 }

@@ -1,4 +1,4 @@
-//! Tokens with a part to play: beginnings, ends, padding.
+//! Tokens with a role: beginning, end, padding.
 
 use serde_json::{Map, Value as Json};
 
@@ -16,8 +16,8 @@ const ROLES: [(&str, &str); 7] = [
     ("mask", "mask_token_id"),
 ];
 
-/// The numbers of such tokens, by `tokenizer_config.json` or else by `config.json`, and whether
-/// texts begin and end with them.
+/// The numbers of special tokens, by `tokenizer_config.json` or else by `config.json`, and flags
+/// for adding them to texts.
 pub(super) fn entries(
     tokenizer: &Json,
     of_folder: Option<&File>,
@@ -31,7 +31,7 @@ pub(super) fn entries(
             .and_then(|token| token.as_str().or(token["content"].as_str()));
         let id = text.and_then(|text| id_of(tokenizer, text)).or_else(|| {
             let id = config.get(&format!("{role}_token_id"))?;
-            // Some have several ends, the first of which is the usual one.
+            // A model may have several end tokens. The first is the usual one.
             id.get(0).unwrap_or(id).as_u64()
         });
         if let Some(id) = id.filter(|&id| id < token_count as u64) {
@@ -55,7 +55,7 @@ fn id_of(tokenizer: &Json, text: &str) -> Option<u64> {
     added.filter_map(|token| token["id"].as_u64()).next().or_else(listed)
 }
 
-/// True if the tokenizer puts a token before and after a text.
+/// Two flags: the tokenizer adds a token before a text, and after a text.
 fn ends(tokenizer: &Json) -> [bool; 2] {
     let is_special =
         |piece: Option<&Json>| piece.is_some_and(|it| it.get("SpecialToken").is_some());
