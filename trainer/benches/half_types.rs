@@ -1,10 +1,11 @@
-//! Peaks, times and losses of four workloads in f32, bf16 and f16, each planned and run: a CNN of
-//! 16 channels at 32x32 and 128 images (w1), one of 32, 64 and 128 at 64x64 and 64 images (w2), an
-//! MLP 784-512-512-10 with 128 samples (w3), and a GPT of 4 blocks, width 128, with 16 sequences of
-//! 128 bytes of the license's text (w4).
+//! Peaks, times and losses of four workloads in f32, bf16 and f16, each planned and run: a CNN with
+//! 16 channels on batches of 128 images of 32x32 (w1), a CNN with 32, 64 and 128 channels on
+//! batches of 64 images of 64x64 (w2), an MLP 784-512-512-10 on batches of 128 samples (w3), and a
+//! GPT of 4 blocks and width 128 on batches of 16 sequences of 128 bytes of the license's text
+//! (w4).
 //!
-//! `cargo bench -p lowtide-trainer --bench half_types -- FOLDER` leaves initial values and data in
-//! `FOLDER`, and `python3 trainer/benches/half_types.py FOLDER` computes the same with PyTorch.
+//! `cargo bench -p lowtide-trainer --bench half_types -- FOLDER` writes initial values and data to
+//! `FOLDER`. `python3 trainer/benches/half_types.py FOLDER` then computes the same with PyTorch.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ const TEXT: &[u8] = include_bytes!("../LICENSE-APACHE");
 const CONTEXT: usize = 128;
 const TYPES: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::F16];
 
-/// Name, samples of a batch, batches of the data, steps.
+/// Name, samples per batch, batches per epoch, and steps of each workload.
 const WORKLOADS: [(&str, usize, usize, u64); 4] =
     [("w1", 128, 4, 12), ("w2", 64, 2, 4), ("w3", 128, 4, 40), ("w4", 16, 100, 100)];
 
@@ -72,7 +73,7 @@ fn optimizer(name: &str) -> Result<Box<dyn Stateful>> {
     })
 }
 
-/// Noise with labels, or pieces of a text; what it consists of goes to `folder`.
+/// Noise with labels, or pieces of a text. The data is also written to `folder`, if given.
 fn samples_of(name: &str, samples: usize, folder: Option<&Path>) -> Result<InMemory> {
     let write = |what: &str, bytes: Vec<u8>| match folder {
         None => Ok(()),
@@ -103,7 +104,7 @@ fn samples_of(name: &str, samples: usize, folder: Option<&Path>) -> Result<InMem
     Ok(InMemory::new(samples).with("images", shape, images)?.with("labels", &[], labels)?)
 }
 
-/// The loss and the time of each step.
+/// The loss and the seconds of each step.
 #[derive(Default)]
 struct Steps(Vec<[f64; 2]>);
 
@@ -115,7 +116,7 @@ impl Observer for Steps {
 }
 
 fn main() -> Result<()> {
-    // `cargo test --benches` wants to know that it runs; `cargo bench` says `--bench`.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not, and only needs a short run.
     let is_test = !std::env::args().any(|argument| argument == "--bench");
     let folder = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
     let folder = folder.map(PathBuf::from);

@@ -1,7 +1,8 @@
 //! Cost of the trainer over a bare loop, on a convolution of 16 channels with 128 images of 32x32
-//! (w1) and on a GPT of 4 blocks, width 128, with 16 sequences of 128 tokens (w4), and cost of
-//! background checkpoints over none, on w4. Both sides of a comparison take turns, so that a slow
-//! moment of the machine meets both: `cargo bench -p lowtide-trainer --bench overhead`.
+//! (w1) and on a GPT of 4 blocks and width 128 with 16 sequences of 128 tokens (w4). Cost of
+//! background checkpoints over no checkpoints, on w4. The two sides of a comparison alternate, so
+//! that a slow moment of the machine affects both: `cargo bench -p lowtide-trainer --bench
+//! overhead`.
 
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use lowtide_trainer::{
 
 const CONTEXT: usize = 128;
 const BATCH: usize = 16;
-/// Between two checkpoints.
+/// Number of steps between two checkpoints.
 const INTERVAL: u64 = 20;
 
 fn task(device: &Device) -> Result<LanguageModel<Gpt>> {
@@ -76,7 +77,7 @@ fn seconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// The median of the ratios of the two columns, and how far the middle half of them goes.
+/// The quartiles of the ratios of the two columns; the middle one is the median.
 fn ratio(pairs: &[[f64; 2]]) -> [f64; 3] {
     let mut ratios: Vec<f64> = pairs.iter().map(|[a, b]| b / a).collect();
     ratios.sort_by(f64::total_cmp);
@@ -88,7 +89,7 @@ fn show(what: &str, pairs: &[[f64; 2]]) {
     println!("{what}: {median:.4} ({low:.4} to {high:.4}) over {} pairs", pairs.len());
 }
 
-/// Steps of a trainer beside those of a bare loop, on one batch.
+/// Compares steps of a trainer with steps of a bare loop, on one batch.
 fn compare<T: Task + Clone>(
     name: &str,
     task: fn(&Device) -> Result<T>,
@@ -112,7 +113,7 @@ fn compare<T: Task + Clone>(
         };
         let mut run_own =
             || seconds(|| (0..steps).try_for_each(|_| trainer.step(&batch).map(drop)));
-        // Each goes first in half of the rounds.
+        // Each side goes first in half of the rounds.
         pairs.push(match round % 2 {
             0 => [run_bare()?, run_own()?],
             _ => {
@@ -126,7 +127,7 @@ fn compare<T: Task + Clone>(
 }
 
 fn main() -> Result<()> {
-    // `cargo test --benches` wants to know that it runs; `cargo bench` says `--bench`.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not, and only needs a short run.
     let is_test = !std::env::args().any(|argument| argument == "--bench");
     let (steps, rounds, runs) = if is_test { (1, 1, 1) } else { (4, 60, 6) };
     let device = Device::cpu(CpuOptions::default())?;

@@ -1,6 +1,6 @@
-//! Predicted seconds of a step beside measured ones, by rates that are measured first: every plan
-//! of a small set on three models, then what the planner chooses at some budgets beside the best of
-//! the set that fits: `cargo bench -p lowtide-trainer --bench predicted_time`.
+//! Predicted and measured seconds of a step, by measured rates. The bench prints every plan of a
+//! small set on three models, and then, for some budgets, the planner's choice and the fastest plan
+//! of the set that fits: `cargo bench -p lowtide-trainer --bench predicted_time`.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use lowtide_trainer::{
 
 const KEY: RandomKey = RandomKey::new(0);
 
-/// How long each plan is run.
+/// The least time and number of steps for which each plan is run.
 struct Patience {
     time: Duration,
     steps_min: usize,
@@ -36,12 +36,12 @@ struct Case<T> {
     plans: Vec<Knobs>,
 }
 
-/// Parts of this size, with cheap results and the given number of blocks recomputed.
+/// Micro-batches of this size, with cheap results and this number of blocks recomputed.
 fn recomputing(micro_batch: usize, recomputed_blocks: usize) -> Knobs {
     Knobs { micro_batch, cheap_recomputed: true, recomputed_blocks, ..Knobs::default() }
 }
 
-/// Parts of this size, with everything kept for backward.
+/// Micro-batches of this size, with everything kept for backward.
 fn keeping(micro_batch: usize) -> Knobs {
     Knobs { micro_batch, ..Knobs::default() }
 }
@@ -95,9 +95,9 @@ impl<T: Task + Clone> Case<T> {
         Ok(Trainer::new(device, (self.task)(device)?, adam, Options::default()))
     }
 
-    /// The median step of a plan that the trainer has.
+    /// The median seconds of a step with the trainer's plan.
     fn seconds(trainer: &mut Trainer<T, Adam>, batch: &Batch, patience: &Patience) -> Result<f64> {
-        // The first step makes the optimizer's state, and memory is reserved.
+        // The first step creates the optimizer's state and reserves memory.
         trainer.step(batch)?;
         let (started, mut seconds) = (Instant::now(), Vec::new());
         while seconds.len() < patience.steps_min || started.elapsed() < patience.time {
@@ -146,7 +146,7 @@ impl<T: Task + Clone> Case<T> {
         Ok(())
     }
 
-    /// Prints the planner's choice within a budget beside the fastest plan that was measured.
+    /// Prints the planner's choice within a budget, and the fastest plan that was measured.
     fn choose(
         &self,
         budget_bytes: usize,
@@ -184,7 +184,8 @@ impl<T: Task + Clone> Case<T> {
     }
 }
 
-/// How many pairs of plans are in the order that was measured; pairs within 5 % have none.
+/// Number of pairs of plans that are predicted in the measured order. Pairs within 5 % are left
+/// out.
 fn order(rows: &[Row]) -> String {
     let (mut right, mut all) = (0, 0);
     for (index, a) in rows.iter().enumerate() {
@@ -202,7 +203,7 @@ fn order(rows: &[Row]) -> String {
 }
 
 fn main() -> Result<()> {
-    // `cargo test --benches` wants to know that it runs; `cargo bench` says `--bench`.
+    // `cargo bench` passes `--bench`; `cargo test --benches` does not, and only needs a short run.
     let is_test = !std::env::args().any(|argument| argument == "--bench");
     if is_test {
         let patience = Patience { time: Duration::ZERO, steps_min: 1 };

@@ -77,7 +77,7 @@ fn bare_epoch(
     }
 }
 
-/// A whole plan: what a user waits for before the first step.
+/// A whole plan, for which a user waits before the first step.
 fn plan(criterion: &mut Criterion) {
     let (train, test) = loaders();
     let device = device();

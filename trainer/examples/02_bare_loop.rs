@@ -1,4 +1,4 @@
-//! Trains a network on the digits without the trainer: no plan, no recovery, every line in sight.
+//! Training on the digits without the trainer: no plan and no recovery, but every line is visible.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
@@ -28,12 +28,12 @@ fn main() -> Result<()> {
             let images = upload(&device, field(&batch.view(), "images")?)?; // [B, 1, 8, 8]
             let labels = upload(&device, field(&batch.view(), "labels")?)?; // [B]
 
-            let attempt = Attempt::new(); // dropped on any `?`, and the gradients with it
+            let attempt = Attempt::new(); // dropped with its gradients on any `?`
             let pass = Pass::train(key.step(step), &attempt);
             let logits = task.model().forward(&pass, pass.constant(images))?; // [B, 10]
             let loss = cross_entropy(logits, &labels)?;
             pass.backward(loss.mean()?)?;
-            adam.step(task.parameters(), attempt)?; // moved: nothing is left to be zeroed
+            adam.step(task.parameters(), attempt)?; // moved: no gradients to be zeroed
         }
         let score = evaluate(&task, &device, &test, 256)?;
         println!("epoch {}: accuracy {:.4}", epoch + 1, score.accuracy());

@@ -1,4 +1,4 @@
-//! A model, a loss and a score of one's own: an autoencoder of the digits, in closures.
+//! A custom model, loss and score: an autoencoder of the digits, in closures.
 
 use lowtide_autograd::Pass;
 use lowtide_data::{BatchView, Digits, Loader, LoaderOptions, Sequential};
@@ -9,7 +9,7 @@ use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::observers::{EarlyStopping, Watched};
 use lowtide_trainer::{FnTask, Metric, Options, Progress, Result, Score, Trainer, field, upload};
 
-/// 64 pixels through 8 numbers and back.
+/// Encodes 64 pixels as 8 numbers, and decodes these again.
 fn loss(model: &Mlp, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
     let images = upload(device, field(part, "images")?)?.reshape([part.len(), 64])?;
     Ok(mse(model.forward(pass, pass.constant(images.clone()))?, &images)?)
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     let model = Mlp::new(&device, RandomKey::new(0), &[64, 32, 8, 32, 64])?;
     let score = |model: &Mlp, device: &Device, part: &BatchView<'_>| {
         let loss = loss(model, &Pass::eval(), device, part)?;
-        // A simulated device, which the planner runs this on, has no values.
+        // The planner runs this on a simulated device, which has no values.
         let squares = f64::from(loss.sum.value().item_assuming(0.0_f32)?);
         let pixels = count(part)?;
         let metric = Metric::root_mean_square("distance", "of white", squares, pixels);

@@ -1,4 +1,4 @@
-//! A small GPT on the characters of a text, and what it writes.
+//! A small GPT that learns the characters of a text and writes a text of its own.
 //!
 //! `cargo run --release --example 04_characters [FILE]`
 
@@ -41,7 +41,7 @@ fn train(text: &Text) -> Result<()> {
     Ok(())
 }
 
-/// Characters one after the other, each drawn by its probability.
+/// Writes `count` characters, each drawn from the predicted probabilities.
 fn write(model: &Gpt, text: &Text, device: &Device, count: u64) -> Result<String> {
     let (pass, key) = (Pass::eval(), RandomKey::new(1));
     let mut tokens = vec![0_i64];

@@ -1,4 +1,4 @@
-//! A training that is cut off goes on in the middle of an epoch, to the same bits.
+//! A training that is interrupted in the middle of an epoch, and resumed with the same bits.
 
 use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     let test = Loader::with_sampler(test, Sequential, options)?;
     let folder = std::env::temp_dir().join(format!("lowtide-resume-{}", std::process::id()));
 
-    // 30 steps, and a checkpoint every ten: 12 of them are an epoch.
+    // 30 steps with a checkpoint every ten; an epoch has 12 steps.
     let mut first = trainer()?;
     let kept = CheckpointFolder::new(&folder).keep_last(3);
     let mut checkpoints = Checkpoints::new(kept, CheckpointEvery::Steps(10));

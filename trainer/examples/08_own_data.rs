@@ -1,5 +1,5 @@
-//! Data and a layer of one's own, and the way to PyTorch and back: two spirals, told apart by a
-//! network with a trainable sine. `08_own_data.py` reads the file in PyTorch.
+//! A custom dataset and layer, and an exchange with PyTorch: a network with a trainable sine tells
+//! two spirals apart. `08_own_data.py` reads the file in PyTorch.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use lowtide_nn::{Linear, NnResult, Sequential, load, parameters, save};
 use lowtide_trainer::Result;
 use lowtide_trainer::prelude::*;
 
-/// Points of two spirals, half of them of each; a pure function of the index.
+/// Points of two spirals, half of the points from each; a pure function of the index.
 struct Spirals(Vec<Field>);
 
 impl Spirals {
@@ -57,9 +57,9 @@ fn net(device: &Device, seed: u64) -> Result<Sequential> {
     Ok(Sequential::new().then(linear("0", 2, 32)?).then(sine).then(linear("2", 32, 2)?))
 }
 
-/// Trains, and leaves the model in `file`; how well it does.
+/// Trains, saves the model to `file`, and returns the accuracy.
 fn train(file: &Path) -> Result<f64> {
-    // Every fourth pair of points is kept for the test.
+    // Every fourth pair of points is for the test.
     let (test, train): (Vec<usize>, Vec<usize>) = (0..1200).partition(|index| index / 2 % 4 == 0);
     let of = |indices: Vec<usize>| Subset::new(Spirals::new(), indices).expect("there are 1200");
     let options = LoaderOptions { batch_size: 100, ..Default::default() };
@@ -71,7 +71,7 @@ fn train(file: &Path) -> Result<f64> {
     let score = trainer.fit(&train, &test, 60, &mut [])?;
     save(trainer.task_mut().parameters(), file)?;
 
-    // Another net has other values until it reads the file.
+    // Another network has other values until it loads the file.
     let mut other = net(&device, 1)?;
     load(&mut other, file)?;
     let other = Classification::new(other).with_input("points");

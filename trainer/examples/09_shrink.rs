@@ -1,7 +1,7 @@
-//! A classifier of digits that is made smaller. Half of its channels are taken out, the rest learns
-//! on with the whole model as its teacher, and then its linear layer is put into 8 bits; so is what
-//! goes into that layer, for products of integers. Beside it a model of which nine tenths of the
-//! weights are zero: as many bytes, but few that say something.
+//! A classifier of digits that is made smaller. Half of its channels are removed, and the rest is
+//! trained with the whole model as its teacher. Then its linear layer, and the inputs of this
+//! layer, are quantised to 8 bits, for integer products. For comparison, nine tenths of another
+//! model's weights are set to zero: it takes as many bytes, but few of them carry information.
 
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ impl Bench {
         Ok(trainer.task().clone())
     }
 
-    /// Clones share their parameters; this is a model of its own.
+    /// A copy with parameters of its own. A clone would share parameters.
     fn copy(&self, task: &mut Cnn, shape: SimpleCnnShape) -> Result<SimpleCnn> {
         let mut copy = SimpleCnn::new(&self.device, RandomKey::new(0), shape)?;
         from_safetensors(&mut copy, &to_safetensors(task.parameters())?, "memory".as_ref())?;

@@ -1,5 +1,5 @@
-//! Two ranks share every batch, each on a device of its own, and end with the bits of one rank that
-//! takes its batches in two parts.
+//! Two ranks, each with its own device, share every batch and end with the bits of one rank that
+//! splits its batches in two.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,11 +12,11 @@ use lowtide_ranks::{Collectives, Rank, threads};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::{Classification, Fit, Knobs, Options, Result, Trainer};
 
-/// Samples of all ranks together, and those that a rank has on its device at once.
+/// Samples of a batch over all ranks, and samples of a micro-batch.
 const BATCH: usize = 256;
 const PART: usize = 128;
 
-/// Trains alone, or as one of several; a hash of all that was learned.
+/// Trains alone, or as one of several ranks. Returns a hash of the state.
 fn train(ranks: Option<Arc<dyn Collectives>>) -> Result<u64> {
     let Rank { index, count } = match &ranks {
         Some(ranks) => ranks.rank(),
@@ -29,7 +29,7 @@ fn train(ranks: Option<Arc<dyn Collectives>>) -> Result<u64> {
 
     let device = Device::cpu(CpuOptions { threads: Some(1), ..Default::default() })?;
     let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 10 };
-    let model = SimpleCnn::new(&device, RandomKey::new(0), shape)?; // alike on all ranks
+    let model = SimpleCnn::new(&device, RandomKey::new(0), shape)?; // the same on all ranks
     let adam = Adam::new(AdamOptions { learning_rate: 1e-2, ..Default::default() })?;
     let options = Options { ranks, ..Default::default() };
     let mut trainer = Trainer::new(&device, Classification::new(model), adam, options);

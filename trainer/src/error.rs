@@ -31,7 +31,7 @@ pub enum TrainError {
     /// The folder of a pretrained model, its configuration or its weights are not usable.
     #[error(transparent)]
     Pretrained(PretrainedError),
-    /// No way of running this training fits in the memory there is.
+    /// No plan of this training fits into the memory.
     #[error(transparent)]
     DoesNotFit(#[from] Box<DoesNotFit>),
     /// The task computed with a tensor that does not belong to the device of this call.
@@ -51,15 +51,15 @@ pub enum TrainError {
     LeftOver {
         /// The step, counted from 1.
         step: u64,
-        /// How many blocks are too many.
+        /// Number of blocks that were left over.
         count: usize,
-        /// Where the last of them was allocated.
+        /// The source line that allocated the last of the blocks.
         site: &'static Location<'static>,
-        /// The module that it belongs to.
+        /// The module of the last of the blocks.
         module: Option<ModulePath>,
     },
-    /// The device failed while a step was written: some parameters are those after it, some those
-    /// before. No step comes after it, unless an earlier state is restored.
+    /// The device failed while the step was written: some parameters have been updated, others have
+    /// not. No step can follow until an earlier state is restored.
     #[error("step {step} was cut off while it was written, the model is not whole: {source}")]
     Torn {
         /// The step, counted from 1.
@@ -82,25 +82,25 @@ pub enum TrainError {
         /// The error that the system returned.
         source: std::io::Error,
     },
-    /// A checkpoint is damaged, or of another training.
+    /// A checkpoint is damaged, or belongs to another training.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect of the file.
         problem: String,
     },
-    /// A recipe, summary or option does not say what it should.
+    /// A recipe, summary or option has an unusable value.
     #[error("{place}: {problem}")]
     Setting {
         /// The file and line, or the option.
         place: String,
-        /// What is wrong with it.
+        /// The reason why the value is unusable.
         problem: String,
     },
 }
 
-/// Where a tensor comes from that the pass should not have got.
+/// The origin of a tensor that does not belong to the device of the pass.
 fn origin(foreign: &Foreign) -> &'static str {
     if foreign.device.is_simulated() {
         return "belongs to a rehearsal: a task also runs on a simulated device, and must not keep \
@@ -175,7 +175,7 @@ impl From<TensorError> for TrainError {
 }
 
 impl TrainError {
-    /// This error, or what explains it: a tensor of another device that the pass got.
+    /// Returns the error, or the cause that explains it: a tensor of another device.
     pub(crate) fn because_of(self, foreign: Option<Foreign>) -> TrainError {
         match foreign.map(Box::new) {
             Some(foreign) if self.out_of_memory().is_none() => {
@@ -185,9 +185,9 @@ impl TrainError {
         }
     }
 
-    /// The error and its causes in one line, unless a cause is part of the text already. Of names
-    /// from files, which may be a stranger's, it has no more than a reader needs, and nothing that
-    /// a terminal obeys.
+    /// The error and its causes in one line. A cause that the text contains already is not
+    /// repeated. The line is at most 1000 characters long and its control characters are escaped,
+    /// because names in it may come from a stranger's file.
     pub fn one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = std::error::Error::source(self);
@@ -206,7 +206,7 @@ impl TrainError {
         shown.collect()
     }
 
-    /// The ledger of the failed allocation that this is or that led to it.
+    /// The ledger of the failed allocation that is this error, or that led to it.
     pub fn ledger(&self) -> Option<&OutOfMemory> {
         match self {
             TrainError::DoesNotFit(error) => error.ledger.as_deref(),
@@ -214,7 +214,8 @@ impl TrainError {
         }
     }
 
-    /// The out-of-memory ledger, if this is a failed allocation, which a retry may serve.
+    /// The ledger of a failed allocation; `None` for any other error. A retry may help against a
+    /// failed allocation.
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
             TrainError::Nn(error) => error.out_of_memory(),
@@ -223,22 +224,24 @@ impl TrainError {
     }
 }
 
-/// Why a training cannot run, with what it lacks and what would help.
+/// The reason why a training does not fit: the memory that it lacks, and the changes that would
+/// help.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct DoesNotFit {
-    /// The memory there is.
+    /// The capacity of the device.
     pub budget_bytes: usize,
     /// The peak of the smallest plan, reserved bytes.
     pub needed_bytes: usize,
-    /// The knobs of that plan.
+    /// The knobs of the smallest plan.
     pub knobs: Knobs,
-    /// The peak of each category under that plan, at whatever moment it was reached.
+    /// The peak of each category under the smallest plan. Categories reach their peaks at different
+    /// moments.
     pub category_peaks: Vec<(Category, usize)>,
-    /// Where the samples of a batch are coupled, which is why it may not be split.
+    /// The module that couples the samples of a batch. Such a batch may not be split.
     pub coupling: Option<Coupling>,
-    /// The step that could not be completed; absent before the first one.
+    /// The step that could not be completed; absent before the first step.
     pub step: Option<u64>,
-    /// The allocation that failed in that step.
+    /// The allocation that failed in the step.
     pub ledger: Option<Box<OutOfMemory>>,
     /// Changes that would make the training fit, the cheapest first.
     pub remedies: Vec<Remedy>,
@@ -247,34 +250,34 @@ pub struct DoesNotFit {
 /// Something that a user can change to make a training fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Allow batches to be split as far as this.
+    /// Allow micro-batches of this number of samples.
     MicroBatch(usize),
-    /// Give it this much memory.
+    /// Raise the memory limit of the device to this number of bytes.
     Budget(usize),
-    /// Let the process have this much memory.
+    /// Raise the memory limit of the process to this number of bytes.
     ProcessBudget(usize),
-    /// Let what blocks keep for backward wait in so much memory of the host.
+    /// Offload saved tensors of blocks to this number of bytes of host memory.
     OffloadBudget(usize),
-    /// An optimizer without state; changes the training.
+    /// Use an optimizer without state. The training changes.
     StatelessOptimizer {
-        /// The peak of the smallest plan with it.
+        /// The peak of the smallest plan with such an optimizer.
         needed_bytes: usize,
     },
-    /// States of the optimizer in 8 bits; changes the numbers.
+    /// Keep the states of the optimizer in 8 bits. The numbers change.
     EightBitStates {
-        /// The peak of the smallest plan with it.
+        /// The peak of the smallest plan with 8-bit states.
         needed_bytes: usize,
     },
-    /// Products in bf16; changes the numbers.
+    /// Compute products in bf16. The numbers change.
     HalfPrecision {
-        /// The peak of the smallest plan with it.
+        /// The peak of the smallest plan with bf16.
         needed_bytes: usize,
     },
 }
 
 impl DoesNotFit {
-    /// The error of memory beside the device's, of which only the size is known, and what would
-    /// help.
+    /// An error about memory other than the device's. Only the size of that memory and the remedy
+    /// are known.
     pub fn beside(
         budget_bytes: usize,
         needed_bytes: usize,
@@ -293,7 +296,7 @@ impl DoesNotFit {
         }
     }
 
-    /// Bytes by which the smallest plan is over.
+    /// Bytes that the smallest plan needs beyond the budget.
     pub fn missing_bytes(&self) -> usize {
         self.needed_bytes.saturating_sub(self.budget_bytes)
     }

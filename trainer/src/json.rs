@@ -1,9 +1,9 @@
-//! Bytes by category and by module, and the books of a failed allocation, as JSON.
+//! JSON of bytes by category and by module, and of the ledger of a failed allocation.
 
 use lowtide_allocator::{Category, ModuleShare, OutOfMemory};
 use serde_json::{Map, Value, json};
 
-/// The books of a failed allocation, under the names of [`OutOfMemory`].
+/// The ledger of a failed allocation, with the field names of [`OutOfMemory`].
 pub fn ledger_json(ledger: &OutOfMemory) -> Value {
     let by_category = ledger.by_category.iter().map(|(category, &bytes)| (category, bytes));
     json!({
@@ -28,7 +28,7 @@ pub fn ledger_json(ledger: &OutOfMemory) -> Value {
     })
 }
 
-/// A list, most bytes first.
+/// A list of modules, most bytes first.
 pub fn modules_json(shares: &[ModuleShare]) -> Value {
     let share = |share: &ModuleShare| {
         let ModuleShare { blocks, bytes, .. } = share;

@@ -13,7 +13,7 @@ mod run;
 mod step;
 mod task;
 
-// Crates that a training is made of, for programs that depend on this crate alone.
+// Crates that a training uses, for programs that depend on this crate alone.
 pub use lowtide_allocator as allocator;
 pub use lowtide_amp as amp;
 pub use lowtide_autograd as autograd;
@@ -60,7 +60,7 @@ pub use task::regression::Regression;
 pub use task::segmentation::Segmentation;
 pub use task::translation::Translation;
 
-// Parts that the command is made of as well. They may change in any version.
+// Items for the command line program, which may change in any version.
 #[doc(hidden)]
 pub use files::new_file::{NewFile, sync_path};
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! The types that a training computes in.
+//! The number types that a training computes in.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,23 +6,23 @@ use std::str::FromStr;
 use lowtide_amp::{Autocast, LossScaler};
 use serde::{Deserialize, Serialize};
 
-/// The types that the operations of a training step run in. Parameters, gradients and the state of
-/// the optimizer are f32 in each, and evaluations compute in f32.
+/// The number types of the operations in a training step. With every precision, parameters,
+/// gradients and the state of the optimizer are f32, and evaluations compute in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Everything in f32.
     #[default]
     F32,
-    /// Products in bf16, by the lists of [`Autocast`]: what is kept for backward takes about half
+    /// Products in bf16, by the lists of [`Autocast`]. Tensors saved for backward take about half
     /// the memory.
     Bf16,
-    /// Products in f16, which has three binary digits more than bf16 and needs the loss scaled.
+    /// Products in f16, which has three binary digits more than bf16 and needs a scaled loss.
     F16,
 }
 
 impl Precision {
-    /// The policy of a pass, if operations are cast.
+    /// The casts of a pass; `None` for f32.
     pub(crate) fn casts(self) -> Option<Autocast> {
         match self {
             Precision::F32 => None,
@@ -31,7 +31,7 @@ impl Precision {
         }
     }
 
-    /// The scaler that a training has which names none.
+    /// The default loss scaler for this precision.
     pub(crate) fn scaler(self) -> LossScaler {
         match self {
             Precision::F32 | Precision::Bf16 => LossScaler::disabled(),

@@ -1,5 +1,4 @@
-//! Names that most training programs use, to be imported at once:
-//! `use lowtide_trainer::prelude::*`.
+//! Names for a glob import, which most training programs use: `use lowtide_trainer::prelude::*`.
 //!
 //! Layers, models and optimizers are in [`crate::nn`], samplers and datasets in [`crate::data`].
 

@@ -1,4 +1,4 @@
-//! Saving a training, going back to one that was saved, and comparing two by their hashes.
+//! Saving a training, restoring a saved training, and comparing two trainings by their hashes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,10 +20,10 @@ use crate::run::trainer::Trainer;
 use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// Writes a checkpoint, [`Trainer::snapshot`] and [`Snapshot::write`].
+    /// Writes a checkpoint: [`Trainer::snapshot`], then [`Snapshot::write`].
     ///
     /// # Errors
-    /// Errors of the two.
+    /// Errors of these two methods.
     pub fn save(&mut self, path: &Path) -> Result<()> {
         self.snapshot()?.write(path)
     }
@@ -31,7 +31,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The training as it is now, copied into memory of the process.
     ///
     /// # Errors
-    /// `Torn` after a step that was cut off; what the device says of a copy.
+    /// `Torn` after a step that was cut off; errors of the device.
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         self.check_whole()?;
         let (state, wholes) = self.whole_state()?;
@@ -50,7 +50,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(Snapshot::new(content, model, optimizer))
     }
 
-    /// Bytes that a snapshot takes when the optimizer has its state: the tensors, and room for
+    /// Bytes that a snapshot takes once the optimizer has its state: the tensors, and room for
     /// their names.
     pub(crate) fn snapshot_bytes(&mut self) -> usize {
         let mut learned = TrainedState::in_size(&mut self.task);
@@ -58,8 +58,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         tensor_bytes + name_bytes + self.optimizer.memory(&mut learned).state_bytes
     }
 
-    /// Bytes of the process that a training takes while it is saved or loaded: a snapshot, and the
-    /// largest tensor twice while that is copied.
+    /// Bytes of process memory that saving or loading a training takes: a snapshot, and two copies
+    /// of the largest tensor.
     pub fn copied_bytes(&mut self) -> usize {
         let mut largest_bytes = 0;
         TrainedState::in_size(&mut self.task).visit_tensors(&mut |_, tensor| {
@@ -68,14 +68,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.snapshot_bytes() + 2 * largest_bytes
     }
 
-    /// Goes back, or on, to a snapshot: model, optimizer, loss scaler, counters and the place in
-    /// the data become those of then, and the next step is the one that followed. A trainer that
-    /// [is torn](Trainer::is_torn) is whole again. The model and the options are those that this
-    /// trainer was made with; micro-batches, budget and threads may be others.
+    /// Restores a snapshot: model, optimizer, loss scaler, counters and position in the data. The
+    /// next step is the step that followed the snapshot. A [torn](Trainer::is_torn) trainer is
+    /// whole again. The trainer must have been made with the same model and options; micro-batches,
+    /// budget and threads may differ.
     ///
     /// # Errors
-    /// `Checkpoint` if it is of another training; what the model and the optimizer say of a state
-    /// that does not fit; `OutOfMemory`. The trainer is as before then.
+    /// `Checkpoint` for a snapshot of another training; errors of the model and the optimizer if a
+    /// state does not fit; `OutOfMemory`. On an error the trainer is unchanged.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.go_to(&Saved::in_memory(snapshot))
     }
@@ -90,7 +90,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     fn go_to(&mut self, saved: &Saved<'_>) -> Result<()> {
         let scaler = self.scaler_of(saved)?;
-        // Both before anything changes: a damaged one leaves nothing to be put back.
+        // Both files are read before anything changes: if one is damaged, nothing has to be undone.
         let (state, model) = (saved.file(OPTIMIZER)?, saved.file(MODEL)?);
         self.divide()?;
         if self.is_to_be_cut() {
@@ -119,15 +119,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         (self.skipped_in_a_row, self.retried_steps) =
             (content.skipped_in_a_row, content.retried_steps);
         self.torn = None;
-        // The optimizer's state may be there now where the plan began without one.
+        // The restored optimizer may have state; the old plan may have begun without it.
         self.plan = None;
         Ok(())
     }
 
-    /// The loss scaler of a training that was saved.
+    /// The loss scaler of a saved training.
     ///
     /// # Errors
-    /// `Checkpoint` if it is of another training.
+    /// `Checkpoint` if the saved training is another one.
     fn scaler_of(&self, saved: &Saved<'_>) -> Result<LossScaler> {
         let content = &saved.content;
         if content.seed != self.options.seed {
@@ -150,12 +150,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.torn.clone().map_or(Ok(()), torn)
     }
 
-    /// A hash of everything that a step changes: parameters, buffers, optimizer state, step
-    /// counts, loss scale. Equal hashes are equal runs, bit for bit.
+    /// A hash of everything that a step changes: parameters, buffers, optimizer state, step counts,
+    /// loss scale. Two trainings with equal hashes are equal bit for bit.
     ///
     /// # Errors
-    /// `ValueUnavailable` on a simulated device; `Ranks` where the state is divided among ranks,
-    /// all of which it takes then.
+    /// `ValueUnavailable` on a simulated device; `Ranks` if the state is divided among ranks,
+    /// because all ranks have to take part then.
     pub fn state_hash(&mut self) -> Result<u64> {
         let mut hasher = StateHasher::default();
         let mut result = Ok(());
@@ -180,17 +180,17 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(hasher.finish(&[self.step, self.optimizer.steps(), scale, tracker]))
     }
 
-    /// Writes the model as a file of safetensors, with the parts of all ranks.
+    /// Writes the model as a safetensors file, with the parts of all ranks.
     ///
     /// # Errors
-    /// `File`; `Ranks`; those of the device.
+    /// `File`; `Ranks`; errors of the device.
     pub fn save_model(&mut self, path: &Path) -> Result<()> {
         let has_whole_model = self.division().state().has_whole_model();
         let wholes = if has_whole_model { BTreeMap::new() } else { self.gathered()?.parameters };
         Ok(lowtide_nn::save(&mut TrainedState::of(&mut self.task).with_wholes(wholes), path)?)
     }
 
-    /// The optimizer's state of all ranks, and the parameters that are divided among them.
+    /// The optimizer's state of all ranks, and the whole parameters if ranks divide them.
     fn whole_state(&mut self) -> Result<(OptimizerState, BTreeMap<LeafId, Tensor>)> {
         let gathered = self.gathered_if_divided()?;
         let state = self.division.get().state();
@@ -202,7 +202,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok((OptimizerState { tensors, ..own }, parameters))
     }
 
-    /// Whole tensors of everything that ranks have parts of, if they have.
+    /// Whole tensors of all divided state; `None` if this rank has the whole state.
     fn gathered_if_divided(&mut self) -> Result<Option<Gathered>> {
         if self.division().state().has_whole_state() {
             return Ok(None);
@@ -210,7 +210,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.gathered().map(Some)
     }
 
-    /// Whole tensors of everything that ranks have parts of.
+    /// Whole tensors of the state that ranks divide.
     fn gathered(&mut self) -> Result<Gathered> {
         say(self.division().ranks(), Word::Gather)?;
         self.gather(GatherRole::Keeps)
@@ -221,10 +221,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         state.gather(&mut TrainedState::of(&mut self.task), &mut self.optimizer, role)
     }
 
-    /// The words of all ranks where they meet, once none of them needs the whole state.
+    /// Says `own` to all ranks and returns the words of all. As long as a rank asks for the whole
+    /// state, this rank first gives its parts and says `own` again.
     ///
     /// # Errors
-    /// `Ranks`; those of the device.
+    /// `Ranks`; errors of the device.
     pub(crate) fn meet(&mut self, own: Word) -> Result<Vec<Word>> {
         loop {
             let words = say(self.division().ranks(), own)?;

@@ -1,4 +1,5 @@
-//! The checkpoints of a run on disk: written while it goes on, the last few and the best one kept.
+//! The checkpoints of a run on disk, written during the run. The last few and the best one are
+//! kept.
 
 use std::fs;
 use std::io::{self, Write};
@@ -17,23 +18,23 @@ use crate::run::observer::{RunStart, Training};
 /// The part of a checkpoint's folder name before the number of steps.
 const NAME_MARK: &str = "step-";
 
-/// The file that names the best checkpoint, by its cost and its number of steps.
+/// The file that names the best checkpoint by its cost and its number of steps.
 const BEST: &str = "best.txt";
 
 /// The folder of the reserves, in the folder of the checkpoints.
 const RESERVE: &str = ".reserve";
 
-/// Bytes of a header, beside the recipe in it.
+/// Bytes of a header without its recipe.
 const HEADER_BYTES: usize = 4096;
 
-/// A folder of checkpoints, which are called `step-00000120`. The last few and the best one are
-/// kept. A checkpoint that cannot be written is reported on standard error, and the run goes on. An
-/// observer says when to write: [`Checkpoints`](crate::run::observers::Checkpoints), or one of your
-/// own.
+/// A folder of checkpoints, which are called `step-00000120`. The last few checkpoints and the best
+/// one are kept. If a checkpoint cannot be written, a note on standard error says so and the run
+/// goes on. An observer decides when to write: [`Checkpoints`](crate::run::observers::Checkpoints),
+/// or an observer of your own.
 ///
 /// When a run begins, room is set aside for all checkpoints that have to be on the disk at once:
 /// the last one, the best one, and the one that is being written. On a full disk this room is used,
-/// and the older ones of the last few are not kept.
+/// and only the newest of the last few are kept.
 pub struct CheckpointFolder {
     path: PathBuf,
     last_max: usize,
@@ -41,24 +42,25 @@ pub struct CheckpointFolder {
     recipe: Option<String>,
     best_cost: f64,
     best_path: Option<PathBuf>,
-    /// Checkpoints of this run that are kept as the last ones, in order.
+    /// The last checkpoints of this run, oldest first.
     last: Vec<PathBuf>,
     in_background: bool,
     /// The checkpoint that is being written: its path, and the thread.
     writing: Option<(PathBuf, JoinHandle<Written>)>,
     written_at: Instant,
-    /// Sizes of the files of a checkpoint, at most.
+    /// Largest sizes of the files of a checkpoint.
     sizes_bytes: Vec<usize>,
-    /// Checkpoints that have to have a place on the disk: in files, or in reserves.
+    /// Number of checkpoints that need a place on the disk, as files or as reserves.
     place_count: usize,
     reserves: Vec<Reserve>,
 }
 
-/// Whether a checkpoint was written, and the reserve for it, if it was not needed.
+/// The result of writing a checkpoint, and its reserve if the reserve was not needed.
 type Written = (Result<()>, Option<Reserve>);
 
 impl CheckpointFolder {
-    /// The folder `path`, which is made when the first one is written; the last two are kept.
+    /// The folder `path`. The first checkpoint creates the folder. The last two checkpoints are
+    /// kept.
     pub fn new(path: &Path) -> Self {
         CheckpointFolder {
             path: path.to_owned(),
@@ -77,14 +79,14 @@ impl CheckpointFolder {
         }
     }
 
-    /// Sets how many of the last checkpoints are kept, at least one.
+    /// Sets the number of last checkpoints that are kept, at least one.
     #[must_use]
     pub fn keep_last(mut self, count: usize) -> Self {
         self.last_max = count.max(1);
         self
     }
 
-    /// Keeps the best of the checkpoints that [`CheckpointFolder::write_if_best`] has written, too.
+    /// Also keeps the best checkpoint that [`CheckpointFolder::write_if_best`] has written.
     #[must_use]
     pub fn keep_best(mut self) -> Self {
         self.keeps_best = true;
@@ -98,8 +100,8 @@ impl CheckpointFolder {
         self
     }
 
-    /// Looks at what is in the folder, and sets room aside, when a run begins. One that will not
-    /// write before its end needs room for one checkpoint only.
+    /// Reads the folder and sets room aside at the start of a run. A run that writes no checkpoint
+    /// before its end needs room for a single one.
     ///
     /// # Errors
     /// `File` if the folder cannot be read or there is no room.
@@ -119,27 +121,27 @@ impl CheckpointFolder {
         }
         self.last = checkpoints_in(&self.path)?.into_iter().rev().map(|(_, path)| path).collect();
         let [tensor_bytes, name_bytes] = training.learned_bytes();
-        // An optimizer keeps up to four tensors under the name of each.
+        // An optimizer keeps up to four tensors for each parameter, named after the parameter.
         let state_bytes = training.snapshot_bytes() - tensor_bytes + name_bytes;
-        // As a string in JSON.
+        // Twice the length: the recipe is a string in JSON, with escapes.
         let header_bytes = HEADER_BYTES + 2 * self.recipe.as_ref().map_or(0, String::len);
         self.sizes_bytes = vec![tensor_bytes + name_bytes, state_bytes, header_bytes];
         self.place_count = match (writes_before_end, self.keeps_best) {
             (false, false) => 1,
             (_, keeps_best) => 2 + usize::from(keeps_best),
         };
-        // A process that was killed leaves its reserves behind.
+        // A killed process leaves its reserves behind.
         drop(fs::remove_dir_all(self.path.join(RESERVE)));
         self.set_aside()
     }
 
-    /// When the last one was begun, or the run.
+    /// The start time of the last checkpoint; without a checkpoint, the start time of the run.
     pub fn written_at(&self) -> Instant {
         self.written_at
     }
 
-    /// Begins to write one, unless the last one is of this step. It is copied when this returns,
-    /// and written by another thread if the plan has its bytes.
+    /// Begins to write a checkpoint, unless the last checkpoint is of this step. The training is
+    /// copied before the call returns. Another thread writes the copy if the plan counts its bytes.
     pub fn write(&mut self, training: &mut dyn Training) {
         self.wait();
         self.written_at = Instant::now();
@@ -151,7 +153,8 @@ impl CheckpointFolder {
             Ok(snapshot) => snapshot,
             Err(error) => return tell(&path, &error),
         };
-        // With what is spent and what is set aside of one size, nothing else grows in between.
+        // The sizes are updated so that the reserve that is used and the next reserve have the same
+        // size.
         self.sizes_bytes = snapshot.sizes_bytes();
         let (mut reserve, place) = (self.reserves.pop(), path.clone());
         let write = move || {
@@ -165,13 +168,14 @@ impl CheckpointFolder {
         }
     }
 
-    /// Writes one, and keeps it as the best, if none has cost less; waits for it.
+    /// Writes a checkpoint and keeps it as the best one, if no earlier checkpoint has a lower cost.
+    /// Waits until it is written.
     pub fn write_if_best(&mut self, cost: f64, training: &mut dyn Training) {
         if cost >= self.best_cost || cost.is_nan() {
             return;
         }
         self.write(training);
-        // The best one before goes only when this one is there.
+        // The previous best checkpoint is removed only once the new one is written.
         self.wait();
         let step = training.position().step;
         let path = self.path_of(step);
@@ -183,7 +187,7 @@ impl CheckpointFolder {
         let marked = Reserve::spend(&mut reserve, || NewFile::write(&file, &line));
         self.reserves.extend(reserve);
         if let Err(error) = marked {
-            // The file says so of the one before, which stays.
+            // The file still names the previous best checkpoint, which stays.
             note(&format!("{} is the best one, {error}", path.display()));
             return;
         }
@@ -194,7 +198,7 @@ impl CheckpointFolder {
         self.refill();
     }
 
-    /// Writes one now, unless the last one is of this step, and waits for it.
+    /// Writes a checkpoint, unless the last checkpoint is of this step. Waits until it is written.
     ///
     /// # Errors
     /// Errors of [`Trainer::snapshot`](crate::Trainer::snapshot) and [`Snapshot::write`].
@@ -210,12 +214,12 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Sets aside what is missing of the room that has to be there, and gives back what is too
-    /// much of it.
+    /// Sets aside the room that is still missing, and gives back the room that is not needed any
+    /// more.
     fn set_aside(&mut self) -> Result<()> {
         let best = self.best_path.iter().filter(|best| !self.last.contains(best));
         let written = self.last.len() + best.count();
-        // Where none is written, all of it; in any case that of the next one.
+        // Room for all checkpoints that are not written yet, and in any case for the next one.
         let count = self.place_count.saturating_sub(written).max(self.place_count.min(1));
         self.reserves.truncate(count);
         while self.reserves.len() < count {
@@ -235,7 +239,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// The best one of a run that this one goes on with.
+    /// The best checkpoint of a run that this run continues.
     fn read_best(&self) -> Option<(f64, PathBuf)> {
         let text = fs::read_to_string(self.path.join(BEST)).ok()?;
         let (cost, step) = text.trim().split_once(' ')?;
@@ -247,7 +251,7 @@ impl CheckpointFolder {
         self.path.join(format!("{NAME_MARK}{step:08}"))
     }
 
-    /// Waits for the one that is being written.
+    /// Waits for the checkpoint that is being written.
     pub fn wait(&mut self) {
         let Some((path, thread)) = self.writing.take() else { return };
         match thread.join() {
@@ -265,7 +269,7 @@ impl CheckpointFolder {
         self.refill();
     }
 
-    /// Sets room aside for the next one, for which the older ones go where there is no other.
+    /// Sets room aside for the next checkpoint. If the disk is full, older checkpoints are removed.
     fn refill(&mut self) {
         while let Err(error) = self.set_aside()
             && error.lacks_room()
@@ -275,7 +279,7 @@ impl CheckpointFolder {
         }
     }
 
-    /// Adds one to those that are kept, and removes what is one too many.
+    /// Adds a checkpoint to the kept ones, and removes the oldest if there are too many.
     fn keep(&mut self, path: PathBuf) {
         if self.last.last() != Some(&path) {
             self.last.push(path);
@@ -283,19 +287,18 @@ impl CheckpointFolder {
         self.remove_first(self.last.len().saturating_sub(self.last_max));
     }
 
-    /// Removes the first ones of those that are kept as the last ones.
+    /// Removes the oldest of the kept checkpoints.
     fn remove_first(&mut self, count: usize) {
         for old in self.last.drain(..count) {
             if self.best_path.as_ref() != Some(&old) {
-                // One that stays is one too many, no less.
+                // A checkpoint that cannot be removed stays, which only takes room.
                 drop(fs::remove_dir_all(&old));
             }
         }
     }
 }
 
-/// The checkpoints in a folder with their steps, the last one first; none where there is no
-/// folder.
+/// The checkpoints in a folder with their steps, newest first; empty if the folder does not exist.
 ///
 /// # Errors
 /// `File` if the folder cannot be read.

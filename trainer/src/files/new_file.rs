@@ -1,5 +1,5 @@
-//! A file that is written beside its place and renamed when it is whole, so that what was there
-//! before stays until then.
+//! A file that is written under a temporary name and renamed when it is complete. Until then an
+//! earlier file of the same name stays.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,20 +9,20 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Result, TrainError};
 
-/// A file to be at `path` after [`NewFile::publish`]; dropped before, it leaves nothing.
+/// A file that appears at `path` with [`NewFile::publish`]. If dropped before, it leaves nothing.
 ///
-/// The file is as readable as any other new file of the user. Errors name `path`, never the
-/// temporary file beside it.
+/// The file has the permissions of any other new file of the user. Errors name `path`, never the
+/// temporary file.
 pub struct NewFile {
     path: PathBuf,
     beside: NamedTempFile,
 }
 
 impl NewFile {
-    /// Writes `text` to `path`, beside it first.
+    /// Writes `text` to a temporary file, and then moves the file to `path`.
     ///
     /// # Errors
-    /// `File`; what was at `path` is untouched.
+    /// `File`; an earlier file at `path` is untouched.
     pub fn write(path: &Path, text: &str) -> Result<()> {
         let mut new = NewFile::create(path)?;
         let written = new.file().write_all(text.as_bytes());
@@ -30,10 +30,10 @@ impl NewFile {
         new.publish()
     }
 
-    /// A file that is empty until it is written to.
+    /// An empty file, to be written to.
     ///
     /// # Errors
-    /// `File` if `path` is a folder, or no file can be made in the folder it is in.
+    /// `File` if `path` is a folder, or if no file can be made in its parent folder.
     pub fn create(path: &Path) -> Result<Self> {
         let failed = |source| TrainError::File { path: path.to_owned(), source };
         if path.is_dir() {
@@ -41,8 +41,8 @@ impl NewFile {
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let open = |beside: &Path| File::options().write(true).create_new(true).open(beside);
-        // With a way of opening of its own, the builder neither takes away the permissions of
-        // others nor puts the temporary name into an error.
+        // `open` is passed to the builder for two reasons: the file keeps the usual permissions,
+        // and errors do not contain the temporary name.
         let beside = tempfile::Builder::new()
             .prefix(".lowtide-")
             .make_in(folder.unwrap_or(Path::new(".")), open)
@@ -50,7 +50,7 @@ impl NewFile {
         Ok(NewFile { path: path.to_owned(), beside })
     }
 
-    /// Where the file will be.
+    /// The path of the published file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -60,10 +60,10 @@ impl NewFile {
         self.beside.as_file_mut()
     }
 
-    /// Puts the file in its place.
+    /// Moves the file to its path.
     ///
     /// # Errors
-    /// `File`; what was there is untouched.
+    /// `File`; an earlier file at the path is untouched.
     pub fn publish(self) -> Result<()> {
         let NewFile { path, beside } = self;
         let published = beside.as_file().sync_all();
@@ -72,8 +72,8 @@ impl NewFile {
     }
 }
 
-/// Waits until a file, or the names in a folder, are on disk. Where a folder cannot be opened as a
-/// file (Windows), its names are left to the system.
+/// Waits until the contents of a file, or the names in a folder, are on disk. On Windows a folder
+/// cannot be opened as a file, and the system decides when its names are written.
 pub fn sync_path(path: &Path) -> Result<()> {
     if cfg!(not(unix)) && path.is_dir() {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Room on the disk that is set aside at the start of a run for what must not be lost at its end.
+//! Room on the disk that is set aside at the start of a run for files that must not be lost at its
+//! end.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -9,17 +10,17 @@ use lowtide_nn::NnError;
 
 use crate::error::{Result, TrainError};
 
-/// A folder of files that hold room and nothing else; gone when this is dropped. There is one file
-/// for each that will be written in its place, so that a limit on files' sizes shows, too.
+/// A folder of files that only hold room. Dropping the reserve removes the folder. Each later file
+/// has a file of its size here, so that a limit on file sizes shows early.
 #[derive(Debug)]
 pub struct Reserve(PathBuf);
 
 impl Reserve {
-    /// Sets room aside in the folder `path`, which is made; one that a process left there when it
-    /// was killed becomes this one. `purpose` is what an error says that the room is for.
+    /// Sets room aside in the folder `path`, which is created. A folder that a killed process left
+    /// there is reused. `purpose` names the use of the room in an error.
     ///
     /// # Errors
-    /// `File` when there is not as much room; none of it is taken then.
+    /// `File` if there is too little room; no room is taken then.
     pub fn take(path: &Path, sizes_bytes: &[usize], purpose: &str) -> Result<Reserve> {
         let reserve = Reserve(path.to_owned());
         let allocate_all = || {
@@ -36,7 +37,7 @@ impl Reserve {
         taken.map(|()| reserve)
     }
 
-    /// `write`, and if the disk has no room for that, once more in place of a reserve.
+    /// Calls `write`. If the disk is full, removes a reserve and calls `write` once more.
     ///
     /// # Errors
     /// Errors of the last `write`.
@@ -58,8 +59,8 @@ impl Drop for Reserve {
     }
 }
 
-/// Makes a file whose `bytes` bytes are allocated on the disk. A file system that copies on write,
-/// or compresses files, may still promise too much.
+/// Makes a file with `bytes` bytes allocated on the disk. A file system that copies on write, or
+/// that compresses files, may still promise too much.
 fn allocate(path: &Path, bytes: usize) -> io::Result<()> {
     let mut file = File::create(path)?;
     #[cfg(target_os = "linux")]
@@ -82,8 +83,8 @@ fn allocate(path: &Path, bytes: usize) -> io::Result<()> {
 }
 
 impl TrainError {
-    /// Whether a file could not be written because the disk is full, or what the user may have of
-    /// it, or the file as large as files may be.
+    /// True if a file could not be written because the disk or the user's quota is full, or because
+    /// the file would exceed the largest allowed size.
     pub fn lacks_room(&self) -> bool {
         let (TrainError::File { source, .. } | TrainError::Nn(NnError::File { source, .. })) = self
         else {
@@ -106,7 +107,7 @@ mod tests {
     fn room_is_there_until_it_is_spent_and_only_for_want_of_room() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("reserve");
-        // As a process leaves it that is killed while it takes one.
+        // A process that is killed while it takes a reserve leaves such a folder.
         fs::create_dir(&path).expect("a folder");
         fs::write(path.join("0"), "x").expect("room");
         let take = || Reserve::take(&path, &[5000, 0, 3 << 20], "a test").expect("room");
@@ -135,7 +136,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("reserve");
         let _reserve = Reserve::take(&path, &[1 << 20], "a test").expect("room");
-        // A block has 512 bytes on any file system.
+        // Metadata counts blocks of 512 bytes on any file system.
         let blocks = fs::metadata(path.join("0")).expect("there").blocks();
         assert!(blocks * 512 >= 1 << 20, "{blocks} blocks");
         drop(fs::remove_dir_all(&path));

@@ -1,7 +1,8 @@
-//! A training on disk: everything that its next step depends on.
+//! A saved training: everything that its next step depends on.
 //!
-//! A checkpoint is a folder: `model.safetensors` and `optimizer.safetensors` under PyTorch's names,
-//! and `checkpoint.json` with the numbers, and with the length and the XXH3 of the other two.
+//! A checkpoint is a folder of three files: `model.safetensors` and `optimizer.safetensors`, with
+//! PyTorch's names for tensors, and `checkpoint.json` with the numbers of the training and with the
+//! length and the XXH3 of the other two files.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ pub(crate) const MODEL: &str = "model.safetensors";
 pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 const HEADER: &str = "checkpoint.json";
 
-/// The folder of files that are on no disk, in errors.
+/// The folder that errors name for files in memory.
 const IN_MEMORY: &str = "(in memory)";
 
 const FORMAT: &str = "lowtide-checkpoint";
@@ -31,7 +32,7 @@ const VERSION: u32 = 1;
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
-    /// XXH3 of `content` as it stands, in 16 hexadecimal digits.
+    /// XXH3 of `content` in its JSON form, in 16 hexadecimal digits.
     checksum: String,
     content: Content,
 }
@@ -49,14 +50,14 @@ pub(crate) struct Content {
     pub(crate) scaler: Option<LossScalerState>,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
-    /// The recipe of the training, for programs that know recipes; it has no say in what is loaded.
+    /// The recipe of the training, for programs that know recipes. Loading ignores the recipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) recipe: Option<String>,
     pub(crate) files: BTreeMap<String, Fingerprint>,
 }
 
 impl Content {
-    /// The numbers of a training that has done nothing yet, without files.
+    /// The numbers of a new training, without files.
     pub(crate) fn new(seed: u64) -> Content {
         Content {
             format: FORMAT.to_owned(),
@@ -73,8 +74,8 @@ impl Content {
         }
     }
 
-    /// Epochs finished, and the place in the next one. Early versions took the end of an epoch for
-    /// a place in it.
+    /// Number of finished epochs, and the place in the next one. Early versions stored the end of
+    /// an epoch as a place in that epoch; it is read as the start of the next.
     pub(crate) fn place(&self) -> (u64, Option<LoaderState>) {
         match self.in_epoch {
             Some(state) if state.batch >= state.sample_count.div_ceil(state.batch_size.max(1)) => {
@@ -85,9 +86,9 @@ impl Content {
     }
 }
 
-/// A training at one moment, in memory, as a checkpoint is on disk. It does not change when the
-/// training goes on, so that it can be written by another thread, or
-/// [restored](crate::Trainer::restore).
+/// A training at one moment, in memory, with the contents of a checkpoint. The snapshot does not
+/// change when the training goes on. Another thread can write it, and a trainer can
+/// [restore](crate::Trainer::restore) it.
 #[derive(Clone)]
 pub struct Snapshot {
     content: Content,
@@ -95,7 +96,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A training of these numbers, with its files.
+    /// A snapshot with these numbers and files.
     pub(crate) fn new(content: Content, model: Vec<u8>, optimizer: Vec<u8>) -> Snapshot {
         let files = [(MODEL, model), (OPTIMIZER, optimizer)];
         let fingerprint =
@@ -109,14 +110,14 @@ impl Snapshot {
         self.content.step
     }
 
-    /// This snapshot with the recipe of the training, as [`saved_recipe`] will find it.
+    /// Adds the recipe of the training, which [`saved_recipe`] returns.
     #[must_use]
     pub fn with_recipe(mut self, recipe: &str) -> Snapshot {
         self.content.recipe = Some(recipe.to_owned());
         self
     }
 
-    /// Sizes of the files that it will be; the numbers in the header may have more digits later.
+    /// Sizes of the files of the checkpoint. The header has room for longer numbers.
     pub(crate) fn sizes_bytes(&self) -> Vec<usize> {
         const DIGITS_BYTES: usize = 64;
         let header_bytes = self.header().len() + DIGITS_BYTES;
@@ -128,18 +129,19 @@ impl Snapshot {
         json(&Header { checksum: checksum(&json(content)), content: content.clone() })
     }
 
-    /// Writes a checkpoint: the folder `path`, which must not be there. It is made beside its
-    /// place, on disk with all its files, and then renamed: a folder of that name is whole.
+    /// Writes a checkpoint: the folder `path`, which must not exist. The files are written to disk
+    /// in a temporary folder beside `path`, which is then renamed: a folder with the final name is
+    /// complete.
     ///
     /// # Errors
-    /// `File` if something could not be written, or `path` is there already: nothing is left then.
+    /// `File` if a file cannot be written, or if `path` exists. No temporary folder is left.
     pub fn write(&self, path: &Path) -> Result<()> {
         let file = |source| TrainError::File { path: path.to_owned(), source };
         if path.symlink_metadata().is_ok() {
             return Err(file(ErrorKind::AlreadyExists.into()));
         }
         let beside = partial_folder(path).ok_or_else(|| file(ErrorKind::InvalidFilename.into()))?;
-        // A folder that a process left there when it was killed is of no use.
+        // A temporary folder that a killed process left behind is useless.
         remove_folder(&beside).map_err(file)?;
         let written = self.write_files(&beside).map_err(file).and_then(|()| {
             fs::rename(&beside, path).map_err(file)?;
@@ -183,7 +185,7 @@ fn checksum(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }
 
-/// A training that was saved, in memory or on disk.
+/// A saved training, in memory or on disk.
 pub(crate) struct Saved<'a> {
     pub(crate) content: Cow<'a, Content>,
     /// The folder that errors name.
@@ -198,16 +200,16 @@ impl<'a> Saved<'a> {
         Saved { content, folder: Path::new(IN_MEMORY), snapshot: Some(snapshot) }
     }
 
-    /// A checkpoint, whose header is read.
+    /// Reads the header of a checkpoint.
     ///
     /// # Errors
-    /// `Checkpoint` or `File` for a header that is damaged or not there.
+    /// `Checkpoint` or `File` for a header that is damaged or missing.
     pub(crate) fn on_disk(folder: &'a Path) -> Result<Saved<'a>> {
         let content = Cow::Owned(read_header(&folder.join(HEADER))?);
         Ok(Saved { content, folder, snapshot: None })
     }
 
-    /// The path of a file, as errors name it.
+    /// The path of a file for errors.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -215,7 +217,7 @@ impl<'a> Saved<'a> {
     /// The bytes of a file.
     ///
     /// # Errors
-    /// `Checkpoint` if it is damaged; `File`.
+    /// `Checkpoint` for a damaged file; `File`.
     pub(crate) fn file(&self, name: &str) -> Result<Cow<'a, [u8]>> {
         if let Some(snapshot) = self.snapshot {
             let (_, bytes) = snapshot.files.iter().find(|(file, _)| *file == name).expect("of two");
@@ -229,22 +231,22 @@ impl<'a> Saved<'a> {
         Err(damaged(&path, "it is not the file that was saved"))
     }
 
-    /// The error of a training that this is not one of.
+    /// The error for a checkpoint that belongs to another training.
     pub(crate) fn of_another(&self, problem: &str) -> TrainError {
         damaged(&self.path(HEADER), problem)
     }
 }
 
-/// The recipe that a checkpoint was saved with, if it was, and the steps done.
+/// The recipe that a checkpoint was saved with, if any, and its number of steps.
 ///
 /// # Errors
-/// `Checkpoint` or `File` for a header that is damaged or not there.
+/// `Checkpoint` or `File` for a header that is damaged or missing.
 pub fn saved_recipe(checkpoint: &Path) -> Result<(Option<String>, u64)> {
     let content = read_header(&checkpoint.join(HEADER))?;
     Ok((content.recipe, content.step))
 }
 
-/// The folder in which the one at `path` is made.
+/// The temporary folder that is renamed to `path` once its files are written.
 pub fn partial_folder(path: &Path) -> Option<PathBuf> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name()?);
@@ -256,7 +258,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Removes a folder, if there is one.
+/// Removes a folder if it exists.
 pub fn remove_folder(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -272,7 +274,7 @@ fn read_header(path: &Path) -> Result<Content> {
     let bytes = read(path)?;
     let header: Header =
         serde_json::from_slice(&bytes).map_err(|error| damaged(path, &error.to_string()))?;
-    // Written again it has the same bytes, unless one of them has changed.
+    // Writing the parsed header again gives the same bytes, unless a byte was damaged.
     let is_whole = header.checksum == checksum(&json(&header.content)) && json(&header) == bytes;
     if !is_whole {
         return Err(damaged(path, "its checksum does not agree"));

@@ -1,4 +1,4 @@
-//! The tensors of a model that a training changes: checkpoints, files of runs and hashes hold them.
+//! The tensors of a model that a training changes. Checkpoints, files of runs and hashes hold them.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use lowtide_tensor::{Shape, Tensor, TensorResult};
 
 use crate::task::contract::Task;
 
-/// The parameters and buffers of a task, without the frozen parameters and the weights in few bits
-/// of a model whose weights [are elsewhere](Task::base_is_elsewhere).
+/// The parameters and buffers of a task. If the frozen weights of the model [are
+/// elsewhere](Task::base_is_elsewhere), frozen parameters and weights in few bits are left out.
 pub struct TrainedState<'a> {
     parameters: &'a mut dyn Parameters,
     leaves_frozen_out: bool,
-    /// Whole values, on the host, of parameters that are divided among ranks.
+    /// Whole values, on the host, of parameters that ranks divide.
     wholes: BTreeMap<LeafId, Tensor>,
 }
 
@@ -24,8 +24,8 @@ impl<'a> TrainedState<'a> {
         TrainedState { parameters: task.parameters(), leaves_frozen_out, wholes: BTreeMap::new() }
     }
 
-    /// The state in the size that it has in a file: a parameter that ranks share has the shape of
-    /// the whole, without values.
+    /// The state with the sizes of a file: a parameter that ranks divide has its whole shape,
+    /// without values.
     pub(crate) fn in_size(task: &'a mut impl Task) -> Self {
         let learned = TrainedState::of(task);
         let mut wholes = BTreeMap::new();
@@ -38,7 +38,7 @@ impl<'a> TrainedState<'a> {
         learned.with_wholes(wholes)
     }
 
-    /// This state with these values for parameters that are divided among ranks.
+    /// Adds whole values for the parameters that ranks divide.
     pub(crate) fn with_wholes(self, wholes: BTreeMap<LeafId, Tensor>) -> Self {
         TrainedState { wholes, ..self }
     }
@@ -48,10 +48,10 @@ impl<'a> TrainedState<'a> {
         TrainedState { parameters, leaves_frozen_out: true, wholes: BTreeMap::new() }
     }
 
-    /// Bytes of its tensors, and room for their names in a file.
+    /// Bytes of the tensors, and room for their names in a file.
     pub fn bytes(&mut self) -> [usize; 2] {
         const NAME_BYTES: usize = 512;
-        // A file has the whole of a parameter that is divided.
+        // A file holds the whole of each divided parameter.
         let mut sizes = Vec::new();
         self.visit(&mut |_, parameter| sizes.push(parameter.value().size_bytes()));
         self.visit_buffers(&mut |_, buffer| sizes.push(buffer.value().size_bytes()));
@@ -59,7 +59,7 @@ impl<'a> TrainedState<'a> {
     }
 }
 
-/// The first element of a contiguous tensor under another shape.
+/// A tensor of this shape, filled with the first element of the contiguous tensor `x`.
 fn expanded(x: &Tensor, shape: Shape) -> TensorResult<Tensor> {
     let one = x.view([x.element_count()])?.narrow(0, 0, 1)?;
     one.expand(shape)
@@ -78,7 +78,7 @@ impl Nodes for TrainedState<'_> {
                 None => visitor.node(name, Node::Parameter(parameter)),
             },
             Node::Buffer(buffer) => visitor.node(name, Node::Buffer(buffer)),
-            // A file holds values alone.
+            // A file holds values only.
             Node::Linear(_) | Node::Block(_) | Node::Shared(_) => {}
         }));
     }

@@ -9,7 +9,7 @@ use crate::parallel::division::{
 use crate::step::compute::{Computation, Computed};
 use crate::task::contract::Task;
 
-/// One device alone, which has everything.
+/// The division of one device alone, which has everything.
 pub(crate) struct Alone;
 
 impl<T: Task> Division<T> for Alone {}

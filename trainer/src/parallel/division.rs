@@ -1,8 +1,8 @@
-//! The division of a training among ranks: the one seam through which everything else asks.
+//! The division of a training among ranks. All other code asks through this interface.
 //!
-//! A division answers four kinds of questions, a trait each: those of a step in the order of time,
-//! those of a plan, of an evaluation, and of a state that is saved or loaded. The answers that the
-//! traits give themselves are those of one device alone.
+//! A division has one trait for each of four kinds of questions: about a step (in the order of
+//! time), a plan, an evaluation, and a state that is saved or loaded. The default methods answer
+//! for one device alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -46,21 +46,21 @@ pub(crate) trait Division<T: Task>: StepDivision<T> + PlanDivision<T> {
         Box::new(Alone)
     }
 
-    /// Leaves of the model on `device` what this rank has of it; nothing where that takes an
-    /// [example](Division::cut).
+    /// Reduces the model to the parts that this rank has, on `device`. A pipeline does nothing
+    /// here, because its [cut](Division::cut) takes an example.
     ///
     /// # Errors
-    /// `OutOfMemory`; `Setting` for a model that cannot be divided so.
+    /// `OutOfMemory`; `Setting` for a model that cannot be divided in this way.
     fn divide(&self, _task: &mut T, _device: &Device, _options: &Options) -> Result<()> {
         Ok(())
     }
 
-    /// Leaves of the model on `device` what this rank has of it, where an example of a batch
-    /// decides that.
+    /// Reduces the model to the stage of this rank, on `device`. An example of a batch decides
+    /// where the model is cut.
     ///
     /// # Errors
-    /// `OutOfMemory`; `Setting` for a model that cannot be cut so; errors of a forward pass;
-    /// `Ranks`.
+    /// `OutOfMemory`; `Setting` for a model that cannot be cut into stages; errors of a forward
+    /// pass; `Ranks`.
     fn cut(
         &self,
         _task: &mut T,
@@ -71,14 +71,14 @@ pub(crate) trait Division<T: Task>: StepDivision<T> + PlanDivision<T> {
         Ok(())
     }
 
-    /// True until the model is cut, if it has to be.
+    /// True for a model that has to be cut and is not cut yet.
     fn is_to_be_cut(&self) -> bool {
         false
     }
 }
 
 impl<T: Task> dyn Division<T> + '_ {
-    /// The own result, if every rank has one.
+    /// Returns `own` if every rank has succeeded.
     ///
     /// # Errors
     /// The rank's own error; `Ranks` for an error of another rank.
@@ -89,15 +89,15 @@ impl<T: Task> dyn Division<T> + '_ {
 
 /// Questions of a step, in the order of time.
 pub(crate) trait StepDivision<T: Task> {
-    /// BEGIN: the knobs of the step, which are the own ones unless ranks need common ones.
+    /// BEGIN: the knobs of the step: `own`, unless all ranks need common knobs.
     ///
     /// # Errors
-    /// `Setting` for an optimizer or a summation that cannot be divided so; `Ranks`.
+    /// `Setting` for an optimizer or a summation that cannot be divided in this way; `Ranks`.
     fn begin(&self, own: Knobs, _optimizer: &dyn Stateful, _summation: Summation) -> Result<Knobs> {
         Ok(own)
     }
 
-    /// The blocks whose policies the knobs are about.
+    /// The blocks that the knobs count: the blocks of this rank.
     fn policies(&self) -> Range<usize> {
         EVERY_BLOCK
     }
@@ -107,10 +107,11 @@ pub(crate) trait StepDivision<T: Task> {
         None
     }
 
-    /// The counts of the loss over the whole logical batch, of those over the own samples.
+    /// The counts of the loss over the whole logical batch, from the counts over the samples of
+    /// this rank.
     ///
     /// # Errors
-    /// `Setting` if ranks count differently many terms of a loss; `Ranks`.
+    /// `Setting` if ranks count different numbers of loss terms; `Ranks`.
     fn counts(&self, own: Vec<f64>) -> Result<Vec<f64>> {
         match self.sharing() {
             Some(ranks) => sum_counts(ranks, &own),
@@ -118,24 +119,26 @@ pub(crate) trait StepDivision<T: Task> {
         }
     }
 
-    /// Samples of the logical batch that come before the own `len`.
+    /// Number of samples of the logical batch before the `len` samples of this rank.
     fn samples_before(&self, len: usize) -> usize {
         self.sharing().map_or(0, |ranks| ranks.rank().index * len)
     }
 
-    /// COMPUTE: gradients of the mean loss of the logical batch, of everything that this rank
-    /// updates. All ranks have theirs then.
+    /// COMPUTE: the gradients of the mean loss of the logical batch, for everything that this rank
+    /// updates. If the call succeeds, it has succeeded on all ranks.
     ///
     /// # Errors
     /// Errors of a forward and a backward pass; `Ranks`.
     fn compute(&self, computation: &mut Computation<'_, T>) -> Result<Computed>;
 
-    /// Gradients that other ranks have as well, and count the length of.
+    /// Gradients that other ranks have as well. This rank leaves them out of the length of all
+    /// gradients.
     fn counted_elsewhere(&self, _parameters: &mut dyn Parameters) -> BTreeSet<LeafId> {
         BTreeSet::new()
     }
 
-    /// The numbers of all gradients, of those that this rank has.
+    /// The numbers over all gradients, computed from `own`, the numbers over the gradients of this
+    /// rank.
     ///
     /// # Errors
     /// The rank's own error; `Ranks` for an error of another rank.
@@ -146,7 +149,7 @@ pub(crate) trait StepDivision<T: Task> {
     /// PREPARE: the update of everything that this rank updates.
     ///
     /// # Errors
-    /// `OutOfMemory`; those of the optimizer.
+    /// `OutOfMemory`; errors of the optimizer.
     fn prepare<'o>(
         &self,
         optimizer: &'o mut dyn Stateful,
@@ -164,10 +167,10 @@ pub(crate) trait StepDivision<T: Task> {
         Ok(None)
     }
 
-    /// COMMIT: completes the parameters with these `leaves`, whose update was written.
+    /// COMMIT: completes the parameters `leaves` after their update is written.
     ///
     /// # Errors
-    /// Errors of ranks and device: some parameters are then not whole.
+    /// Errors of ranks and device. Some parameters are then not whole.
     fn after_commit(
         &self,
         _parameters: &mut dyn Parameters,
@@ -207,10 +210,10 @@ pub(crate) trait EvaluationDivision<T: Task> {
     }
 }
 
-/// Freedom that a division leaves to the plan.
+/// Choices that a division leaves to the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlanFreedom {
-    /// True if an update may be fused: each parameter is updated before the next gradient is there.
+    /// True if an update may be fused: each parameter is updated before the next gradient exists.
     pub(crate) fused_update: bool,
     /// True if an optimizer with states in 8 bits may take the place of another one.
     pub(crate) eight_bit_states: bool,
@@ -227,15 +230,15 @@ pub(crate) enum Wanted {
     With(Knobs),
 }
 
-/// Numbers of a rehearsal that only its division knows.
+/// Numbers of a rehearsal that only the division knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
-    /// Bytes that ranks added up within passes so far.
+    /// Bytes that ranks have summed within passes so far.
     pub(crate) summed_bytes: usize,
-    /// Bytes of parameters that ranks put together within passes so far.
+    /// Bytes of parameters that ranks have gathered within passes so far.
     pub(crate) gathered_bytes: usize,
-    /// Simulated seconds of one micro-batch in this stage of a pipeline, forwards and backwards, in
-    /// the last step.
+    /// Simulated seconds of the forward and the backward pass of one micro-batch in this stage of a
+    /// pipeline, in the last step.
     pub(crate) stage_seconds: Option<[f64; 2]>,
 }
 
@@ -245,8 +248,8 @@ pub(crate) trait PlanDivision<T: Task> {
         PlanFreedom { fused_update: true, eight_bit_states: true, small_is_faster: false }
     }
 
-    /// The plan that goes with those of the other ranks, in micro-batches of at most `size_max`
-    /// samples; `find` finds one of this rank.
+    /// The plan of this rank, made to agree with the plans of the other ranks, in micro-batches of
+    /// at most `size_max` samples. `find` finds a plan of this rank.
     ///
     /// # Errors
     /// Errors of `find`; `Ranks` for errors of another rank.
@@ -254,8 +257,8 @@ pub(crate) trait PlanDivision<T: Task> {
         find(Wanted::UpTo(size_max))
     }
 
-    /// The division of a rehearsal, in which the other ranks do the same as this one; `parameters`
-    /// are those of the simulated model.
+    /// The division of a rehearsal, in which the other ranks are assumed to do the same as this
+    /// one. `parameters` belong to the simulated model.
     ///
     /// # Errors
     /// `Setting` for a model that is not cut yet.
@@ -264,13 +267,13 @@ pub(crate) trait PlanDivision<T: Task> {
         parameters: &mut dyn Parameters,
     ) -> Result<Box<dyn Division<T> + 'a>>;
 
-    /// Numbers of the rehearsal so far.
+    /// Numbers of the rehearsal so far, see [`Observed`].
     fn observed(&self) -> Observed {
         Observed::default()
     }
 
-    /// Bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
-    /// ranks agree and those of buffers.
+    /// Bytes that this rank sends in a step of `plan`, by a formula. Votes and buffers are not
+    /// counted.
     fn sent_bytes(&self, _plan: &Plan, _parameters: &mut dyn Parameters) -> usize {
         0
     }
@@ -281,7 +284,7 @@ pub(crate) trait PlanDivision<T: Task> {
     }
 }
 
-/// Whole tensors on the host, put together from the parts of the ranks.
+/// Whole tensors on the host, gathered from the parts of the ranks.
 #[derive(Default)]
 pub(crate) struct Gathered {
     /// States of the optimizer by name, in the order in which the optimizer has them.
@@ -289,7 +292,7 @@ pub(crate) struct Gathered {
     pub(crate) parameters: BTreeMap<LeafId, Tensor>,
 }
 
-/// The role of a rank where whole tensors are gathered.
+/// The role of a rank when whole tensors are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GatherRole {
     /// The rank gives its parts, and keeps the whole tensors.
@@ -310,7 +313,7 @@ pub(crate) trait StateDivision {
         self.has_whole_model()
     }
 
-    /// The optimizer's state, as far as it is here.
+    /// The part of the optimizer's state that this rank has.
     ///
     /// # Errors
     /// Errors of the optimizer.
@@ -322,7 +325,7 @@ pub(crate) trait StateDivision {
         optimizer.state(parameters)
     }
 
-    /// Replaces the optimizer's state by one that this [was](StateDivision::state).
+    /// Restores a state that was returned by [`state`](StateDivision::state).
     ///
     /// # Errors
     /// Errors of the optimizer.
@@ -335,10 +338,10 @@ pub(crate) trait StateDivision {
         optimizer.set_state(parameters, state)
     }
 
-    /// Replaces the optimizer's state by what this rank has of that in a file, `path`.
+    /// Replaces the optimizer's state by this rank's part of the state in the file `path`.
     ///
     /// # Errors
-    /// Errors of the file and of the optimizer, which is then as before.
+    /// Errors of the file and of the optimizer, whose state is unchanged then.
     fn load_state(
         &self,
         optimizer: &mut dyn Stateful,
@@ -349,7 +352,7 @@ pub(crate) trait StateDivision {
         state_from_safetensors(optimizer, parameters, bytes, path)
     }
 
-    /// Overwrites what this rank has of parameters by that of `wholes`.
+    /// Overwrites the parameters of this rank, or its parts of them, with the values in `wholes`.
     ///
     /// # Errors
     /// Errors of the device.
@@ -361,10 +364,10 @@ pub(crate) trait StateDivision {
         Ok(())
     }
 
-    /// Gives what this rank has to those that keep whole tensors.
+    /// Sends the parts of this rank to the ranks that keep whole tensors.
     ///
     /// # Errors
-    /// `Ranks`; those of the device.
+    /// `Ranks`; errors of the device.
     fn gather(
         &self,
         _learned: &mut TrainedState<'_>,

@@ -11,9 +11,9 @@ use crate::run::evaluation::{Evaluation, score_parts};
 use crate::run::score::{Score, decoded, encoded};
 use crate::task::contract::Task;
 
-/// Evaluations in which each rank scores a share of the batches. Scores are added up in the order
-/// of the batches: where these are scored in the same parts, as deterministic shards are, the sum
-/// has the bits of one rank alone.
+/// Evaluations in which each rank scores a share of the batches. Scores are added in the order of
+/// the batches. With deterministic shards the parts of a batch do not depend on the number of
+/// ranks, and the sum has the bits of one rank alone.
 pub(crate) struct SharedBatches<'a>(pub(crate) &'a dyn Collectives);
 
 impl<T: Task> EvaluationDivision<T> for SharedBatches<'_> {
@@ -35,8 +35,8 @@ impl<T: Task> EvaluationDivision<T> for SharedBatches<'_> {
     }
 }
 
-/// Evaluations in which all ranks score all batches, in the same parts at the same time, because
-/// they call each other within passes.
+/// Evaluations in which all ranks score the same parts of all batches at the same time, because
+/// their passes contain collectives.
 pub(crate) struct SameBatches<'a>(pub(crate) &'a dyn Collectives);
 
 impl<T: Task> EvaluationDivision<T> for SameBatches<'_> {
@@ -46,9 +46,10 @@ impl<T: Task> EvaluationDivision<T> for SameBatches<'_> {
     }
 }
 
-/// The score of a set of which all ranks score the same parts at the same time, of no more samples
-/// than any of them would; `score` does so with a batch in such parts. Where memory lacks on one of
-/// them, all drop their caches and try again, then with half the samples.
+/// The score of a set that all ranks score together, in the same parts at the same time. The part
+/// size is the smallest of all ranks. `score` scores a batch in parts of a given size. If one rank
+/// lacks memory, all ranks drop their caches and try again, then with half the samples at a time,
+/// down to one.
 ///
 /// # Errors
 /// Errors of `score` with a single sample; `Ranks`.

@@ -1,9 +1,9 @@
 //! Tensor parallelism (Megatron-LM, Shoeybi et al. 2019): ranks share the attention heads, the
 //! hidden features and the vocabulary of a model.
 //!
-//! All ranks have all samples, and add up within passes, at the same time. So they take the same
-//! micro-batches and recompute the same blocks, and a rank that fails between two sums says so in
-//! place of the next one. A plan is one of all of them.
+//! All ranks have all samples, and sum within passes at the same time. So all ranks use the same
+//! micro-batches and recompute the same blocks, and they agree on one plan. A rank that fails
+//! between two sums reports its error in place of the next sum.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ fn setting(problem: &str) -> TrainError {
 }
 
 /// # Errors
-/// `Setting` for what sharing features does not go with.
+/// `Setting` for options or a task that do not work with shared features.
 fn check(options: &Options, task: &impl Task) -> Result<()> {
     if Summation::of(options) != Summation::Sequential {
         return Err(setting("sums within passes are taken in the order of ranks, not of leaves"));
@@ -109,7 +109,7 @@ impl<T: Task> StepDivision<T> for Features {
         agree_in_calls(&*self.ranks, computation.sum())
     }
 
-    /// Every rank has the whole gradient of some parameters: the first one counts it.
+    /// Some parameters have their whole gradient on every rank; the first rank counts it.
     fn counted_elsewhere(&self, parameters: &mut dyn Parameters) -> BTreeSet<LeafId> {
         let mut whole = BTreeSet::new();
         if self.ranks.rank().index > 0 {
@@ -150,13 +150,14 @@ impl<T: Task> PlanDivision<T> for Features {
         Observed { summed_bytes: self.calls.summed_bytes(), ..Observed::default() }
     }
 
-    /// Twice the tensors that are added up within passes.
+    /// Twice the bytes that go to other ranks: once to sum the tensors of the passes, once to share
+    /// the sums.
     fn sent_bytes(&self, plan: &Plan, _: &mut dyn Parameters) -> usize {
         2 * sent_to_others(plan.forecast.summed_bytes, self.ranks.rank())
     }
 }
 
-/// The state of ranks that share features.
+/// The state of ranks that share the features of a model.
 struct SharedState<'a>(&'a dyn Collectives);
 
 impl StateDivision for SharedState<'_> {

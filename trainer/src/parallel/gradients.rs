@@ -1,8 +1,9 @@
 //! ZeRO-2 (Rajbhandari et al. 2020): data parallelism in which each rank has a part of the
 //! optimizer's states and of the gradients.
 //!
-//! A gradient is summed over the ranks as soon as it is complete, and a rank keeps its part. All
-//! ranks take the same micro-batches, and the sum of gradients is that of each micro-batch in turn.
+//! A gradient is summed over the ranks as soon as it is complete, and each rank keeps its part of
+//! the sum. All ranks use the same micro-batches, and the parts are summed over one micro-batch
+//! after the other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,12 +34,12 @@ use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// Ranks with a part of the optimizer's states and of the gradients each.
+/// Ranks that each have a part of the optimizer's states and of the gradients.
 pub(crate) struct Gradients {
     pub(crate) ranks: Arc<dyn Collectives>,
 }
 
-/// Sums of gradients of which a rank keeps its part.
+/// Sums of gradients over the ranks; each rank keeps its part.
 struct PartSums<'a> {
     ranks: &'a dyn Collectives,
     part: Part,
@@ -46,10 +47,11 @@ struct PartSums<'a> {
 }
 
 impl PartSums<'_> {
-    /// Adds the own part of a gradient of all ranks, which all of them have now.
+    /// Sums a gradient, which all ranks have now, over the ranks. Adds this rank's part of the sum
+    /// to its earlier parts.
     ///
     /// # Errors
-    /// `OutOfMemory`; those of ranks.
+    /// `OutOfMemory`; errors of ranks.
     fn add(&mut self, leaf: LeafId, gradient: Tensor) -> Result<(), AutogradError> {
         let mut gradient = if gradient.is_reusable() { gradient } else { gradient.copied()? };
         let part_len = self.part.len_of(gradient.element_count());
@@ -57,7 +59,7 @@ impl PartSums<'_> {
         let mut own = self.part.of(&gradient).map_err(NnError::into_autograd)?.copied()?;
         drop(gradient);
         if let Some(mut sum) = self.sums.remove(leaf) {
-            // As of half types on one rank: f32 from the second term on.
+            // Half types are summed in f32 from the second term on, as on one rank.
             let wide = sum.dtype().computed();
             sum = sum.to_dtype(wide)?;
             sum.add_(&own.to_dtype(wide)?)?;
@@ -68,8 +70,8 @@ impl PartSums<'_> {
     }
 }
 
-/// This rank's parts of the gradients of the mean loss, each summed over the ranks as soon as it is
-/// complete.
+/// Computes this rank's parts of the gradients of the mean loss. Each gradient is summed over the
+/// ranks as soon as it is complete.
 ///
 /// # Errors
 /// Errors of a forward and a backward pass; `Ranks`.
@@ -154,8 +156,8 @@ impl<T: Task> PlanDivision<T> for Gradients {
         Ok(Box::new(Gradients { ranks: Arc::new(mirrored(&*self.ranks)) }))
     }
 
-    /// Other ranks are sent their parts of the gradients of each micro-batch, and once the part
-    /// that was updated.
+    /// Each rank sends the other ranks their parts of the gradients in each micro-batch, and its
+    /// updated part once.
     fn sent_bytes(&self, plan: &Plan, parameters: &mut dyn Parameters) -> usize {
         let times = plan.micro_batches() + 1;
         times * sent_to_others(trained_bytes(parameters), self.ranks.rank())

@@ -10,7 +10,7 @@ use lowtide_tensor::Tensor;
 
 use crate::parallel::vote::in_pass;
 
-/// The collectives that a model calls within passes, and the bytes of their tensors.
+/// The collectives that a model calls within passes, with a count of the bytes of their tensors.
 #[derive(Debug)]
 pub(crate) struct PassCollectives {
     ranks: Arc<dyn Collectives>,
@@ -24,12 +24,12 @@ impl PassCollectives {
         Arc::new(PassCollectives { ranks, summed_bytes: zero(), gathered_bytes: zero() })
     }
 
-    /// Bytes that were added up so far.
+    /// Bytes that were summed so far.
     pub(crate) fn summed_bytes(&self) -> usize {
         self.summed_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the parameters that were put together so far.
+    /// Bytes of parameters that were gathered so far.
     pub(crate) fn gathered_bytes(&self) -> usize {
         self.gathered_bytes.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Knobs and plans that all ranks have in common.
+//! Knobs and plans that are the same on all ranks.
 
 use lowtide_ranks::Collectives;
 
@@ -8,8 +8,9 @@ use crate::parallel::vote::agree;
 use crate::plan::Plan;
 use crate::plan::knobs::Knobs;
 
-/// Knobs that need no more memory than those of any rank: where gradients are summed as they come,
-/// or parameters put together as they are used, all ranks do so in the same order.
+/// Knobs that need no more memory than the knobs of any rank. All ranks need common knobs if
+/// gradients are summed as they are completed, or parameters are gathered as they are used, because
+/// these calls must come in the same order on every rank.
 ///
 /// # Errors
 /// `Ranks`.
@@ -27,7 +28,7 @@ pub(crate) fn common_knobs(ranks: &dyn Collectives, own: Knobs) -> Result<Knobs>
     }))
 }
 
-/// The own knobs, in the largest micro-batches that all ranks take.
+/// The knobs of this rank, in the largest micro-batch that every rank can take.
 ///
 /// # Errors
 /// `Ranks`.
@@ -46,7 +47,7 @@ pub(crate) fn smallest(ranks: &dyn Collectives, own: usize) -> Result<usize> {
     Ok(smallest.unwrap_or(own).max(1))
 }
 
-/// A plan with knobs that need no more memory than those of any rank.
+/// A plan with common knobs, which need no more memory than the knobs of any rank.
 ///
 /// # Errors
 /// The rank's own error of a plan; `Ranks` for an error of another rank.
@@ -63,7 +64,7 @@ pub(crate) fn plan_of_common_knobs(
     agree(Some(ranks), find(Wanted::With(common)))
 }
 
-/// A plan of each rank, all of which have the same micro-batches.
+/// A plan of this rank whose micro-batches have the size that all ranks agree on.
 ///
 /// # Errors
 /// The rank's own error of a plan; `Ranks` for an error of another rank.
@@ -79,7 +80,7 @@ pub(crate) fn plan_of_common_micro_batches(
         if is_said_by_all(ranks, own == common)? {
             return Ok(plan);
         }
-        // Smaller each time, so that this comes to an end.
+        // The size falls in each round, so the loop ends.
         size_max = common;
     }
 }

@@ -1,24 +1,24 @@
 //! Meetings of ranks between two steps.
 //!
-//! A rank that needs the whole state, for a checkpoint or a hash, asks for it: the others hear of
-//! that where they meet.
+//! Between two steps each rank says a word to all others. A rank that needs the whole state, for a
+//! checkpoint or a hash, says [`Word::Gather`].
 
 use lowtide_ranks::Collectives;
 
 use crate::error::Result;
 
-/// The word that a rank says where all of them meet between two steps.
+/// A word that a rank says to all ranks between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Continue,
     Stop,
-    /// The rank needs the whole state, for which all ranks give their parts.
+    /// The rank needs the whole state. All ranks give their parts.
     Gather,
-    /// The rank has trained, and needs nothing more.
+    /// The rank has finished training and needs nothing more.
     Leave,
 }
 
-/// The words of all ranks; without `ranks`, the own word.
+/// Says `own` and returns the words of all ranks; without `ranks`, only `own`.
 ///
 /// # Errors
 /// `Ranks`.

@@ -1,4 +1,4 @@
-//! Training by several ranks together: each way of dividing the work is a [`division`].
+//! Training by several ranks together: each kind of parallelism is a [`division`].
 
 pub(crate) mod alone;
 pub(crate) mod division;
@@ -35,7 +35,7 @@ use crate::parallel::states::States;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// The groups of ranks that one rank is in.
+/// The groups that a rank belongs to.
 pub(crate) struct Groups {
     /// All ranks that train together, if there are several.
     pub(crate) all: Option<Arc<dyn Collectives>>,
@@ -47,7 +47,7 @@ impl Groups {
     }
 }
 
-/// The division of a training, chosen once.
+/// The division of a training, fixed for the whole training.
 pub(crate) enum Chosen<T> {
     Alone(Alone),
     Replicas(Replicas),
@@ -59,8 +59,7 @@ pub(crate) enum Chosen<T> {
 }
 
 impl<T: Task + Clone> Chosen<T> {
-    /// The division among `groups` that `options` ask for. A group of one rank has nothing to
-    /// divide.
+    /// The division that `options` ask for, among `groups`. A group of one rank divides nothing.
     pub(crate) fn new(groups: Groups, options: &Options) -> Chosen<T> {
         let Some(ranks) = groups.all else { return Chosen::Alone(Alone) };
         if ranks.rank().count == 1 {
@@ -69,7 +68,8 @@ impl<T: Task + Clone> Chosen<T> {
         let summation = Summation::of(options);
         match (options.parallelism, summation) {
             (Parallelism::DataParallel, _) => Chosen::Replicas(Replicas { ranks }),
-            // Along a tree, gradients are complete only at its root: they are divided after the sum.
+            // Along a tree, gradients are complete only at the root, so they are divided after the
+            // sum.
             (Parallelism::Zero1, _) | (Parallelism::Zero2, Summation::Shards(_)) => {
                 Chosen::States(States { ranks })
             }

@@ -1,9 +1,10 @@
 //! ZeRO-3 (Rajbhandari et al. 2020): data parallelism in which each rank has a part of the
 //! optimizer's states, of the gradients and of the parameters, frozen ones too.
 //!
-//! A pass puts a parameter together where it uses it, which all ranks have to do at the same time.
-//! So they take the same steps in the same order: micro-batches are alike, an evaluation is done by
-//! all, and a rank that fails between two calls says so in place of the next one.
+//! A pass gathers a parameter where it uses it, and all ranks have to gather at the same time. So
+//! all ranks run the same operations in the same order: they use the same micro-batches and
+//! evaluate together. A rank that fails between two calls reports its error in place of the next
+//! call.
 
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// Ranks with a part of everything each.
+/// Ranks that each have a part of the states, the gradients and the parameters.
 pub(crate) struct Parameters {
     ranks: Arc<dyn Collectives>,
     summation: Summation,
@@ -101,7 +102,7 @@ impl<T: Task> StepDivision<T> for Parameters {
     fn complete(&self, own: Result<OwnNumbers>) -> Result<OwnNumbers> {
         match self.summation {
             Summation::Sequential => sum_numbers(&*self.ranks, own),
-            // Each rank has all gradients.
+            // Each rank has the gradients of all parameters, and so their numbers.
             Summation::Shards(_) => own,
         }
     }
@@ -139,9 +140,9 @@ impl<T: Task> PlanDivision<T> for Parameters {
         Observed { gathered_bytes: self.calls.gathered_bytes(), ..Observed::default() }
     }
 
-    /// The own part of each parameter is sent to all others whenever it is put together; of each
-    /// micro-batch they are sent their parts of the gradients. With deterministic shards the sum is
-    /// reduced once, and then sent to all.
+    /// Each rank sends its part of each parameter whenever the parameter is gathered, and the other
+    /// ranks' parts of the gradients in each micro-batch. With deterministic shards the sum is
+    /// reduced once and then sent to all.
     fn sent_bytes(&self, plan: &Plan, parameters: &mut dyn ModelParameters) -> usize {
         let times = match self.summation {
             Summation::Sequential => plan.micro_batches(),

@@ -1,5 +1,5 @@
-//! Parts of tensors: what a rank has where each of several has an equal part of every parameter's
-//! state, gradient or value.
+//! Parts of tensors: each of several ranks has an equal part of every parameter's state, gradient
+//! or value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::files::trained_state::TrainedState;
 use crate::parallel::division::{GatherRole, Gathered, PlanFreedom, StateDivision};
 use crate::parallel::whole::host;
 
-/// Freedom of a plan where ranks have parts.
+/// Choices that a plan has when ranks have parts.
 pub(crate) const FREEDOM_OF_PARTS: PlanFreedom =
     PlanFreedom { fused_update: false, eight_bit_states: false, small_is_faster: false };
 
 /// The place of errors about an optimizer that cannot be divided.
 const PLACE: &str = "zero";
 
-/// The part of a rank.
+/// The part of this rank.
 pub(crate) fn part_of(ranks: &dyn Collectives) -> Part {
     let Rank { index, count } = ranks.rank();
     Part { index, count }
@@ -45,8 +45,9 @@ pub fn is_undividable(error: &TrainError) -> bool {
     matches!(error, TrainError::Setting { place, .. } if place == PLACE)
 }
 
-/// Promises that the parts of other ranks can be copied after an update, whatever becomes of the
-/// memory meanwhile: they come in pieces that are smaller than the gradients, which are gone then.
+/// Promises memory for copying the parts of other ranks after an update, whatever other users
+/// allocate meanwhile. The parts are copied in pieces smaller than the gradients, which are freed
+/// by then.
 ///
 /// # Errors
 /// `OutOfMemory`.
@@ -57,10 +58,10 @@ pub(crate) fn promise_copies(device: &Device) -> Result<Option<Promise>> {
     Ok(promise.transpose().map_err(TensorError::from)?)
 }
 
-/// Copies the parts of the parameters with these `leaves` that the other ranks have updated.
+/// Copies the parts of the parameters `leaves` that the other ranks have updated.
 ///
 /// # Errors
-/// Errors of the ranks: some parameters are then not whole.
+/// Errors of the ranks. Some parameters are then not whole.
 pub(crate) fn copy_others(
     ranks: &dyn Collectives,
     parameters: &mut dyn Parameters,
@@ -77,7 +78,8 @@ pub(crate) fn copy_others(
     result.map_err(|error| AutogradError::segment(error).into())
 }
 
-/// A state of the optimizer of which each rank has a part, and perhaps a model of which it has one.
+/// The state of a training whose optimizer state is divided among ranks. The parameters may be
+/// divided too.
 pub(crate) struct DividedState<'a> {
     pub(crate) ranks: &'a dyn Collectives,
     pub(crate) has_whole_model: bool,

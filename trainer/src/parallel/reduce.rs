@@ -9,7 +9,7 @@ use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::{Summation, add_counts, tree_sum};
 
 /// # Errors
-/// `Setting` unless each of the ranks has a whole subtree of the tree of a batch.
+/// `Setting` unless each rank has a whole subtree of the tree of a batch.
 pub(crate) fn check_tree(ranks: &dyn Collectives, summation: Summation) -> Result<()> {
     let count = ranks.rank().count;
     if summation == Summation::Sequential || count.is_power_of_two() {
@@ -22,7 +22,7 @@ pub(crate) fn check_tree(ranks: &dyn Collectives, summation: Summation) -> Resul
 /// The sum of the counts of all ranks.
 ///
 /// # Errors
-/// `Setting` if they count differently many terms of a loss; `Ranks`.
+/// `Setting` if ranks count different numbers of loss terms; `Ranks`.
 pub(crate) fn sum_counts(ranks: &dyn Collectives, own: &[f64]) -> Result<Vec<f64>> {
     let words: Vec<u8> = own.iter().flat_map(|count| count.to_le_bytes()).collect();
     let mut of_ranks = Vec::new();
@@ -43,17 +43,17 @@ pub(crate) fn sum_counts(ranks: &dyn Collectives, own: &[f64]) -> Result<Vec<f64
     tree_sum(0..of_ranks.len(), of_rank, &|sum, counts| add_counts(sum, &counts))
 }
 
-/// Gradients that are summed over ranks.
+/// The gradients that are summed over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reduced {
-    /// All of them.
+    /// All gradients are summed.
     Gradients,
-    /// None: they are parts of such sums already.
+    /// No gradient is summed, because gradients are already parts of sums over the ranks.
     NoGradients,
 }
 
-/// Adds up losses and gradients of all ranks, and makes means of the buffers of floats: over the
-/// ranks, and over the deterministic shards.
+/// Sums losses and gradients over the ranks. Averages float buffers over the ranks and over the
+/// deterministic shards.
 ///
 /// # Errors
 /// `OutOfMemory` of this rank; `Ranks`.
@@ -72,8 +72,8 @@ pub(crate) fn all_reduce(
     agree(Some(ranks), own.average_buffers(term_count))
 }
 
-/// Sums of the numbers that each rank has read of gradients of its own, but for the sum of the
-/// losses, which all ranks have in common.
+/// Sums the numbers of all ranks; each rank has read its numbers from its own gradients. The sum of
+/// the losses is already the same on all ranks, and is not added again.
 ///
 /// # Errors
 /// The rank's own error; `Ranks` for an error of another rank.
@@ -98,7 +98,7 @@ pub(crate) fn sum_numbers(ranks: &dyn Collectives, own: Result<OwnNumbers>) -> R
     Ok(sums)
 }
 
-/// Bytes that a rank sends where it has a part of `all_bytes` and each other rank is sent one.
+/// Bytes that a rank sends if `all_bytes` are divided equally and each other rank gets its part.
 pub(crate) fn sent_to_others(all_bytes: usize, Rank { count, .. }: Rank) -> usize {
     all_bytes / count * (count - 1)
 }

@@ -1,7 +1,7 @@
 //! Data parallelism: each rank has a replica of the model, and a share of every batch.
 //!
-//! Ranks count, compute and prepare on their own, and vote after each of these. Gradients are
-//! summed over the ranks, and each makes the same update.
+//! Ranks count, compute and prepare on their own, and vote after each of these phases. Gradients
+//! are summed over the ranks, and each rank makes the same update.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::step::compute::{Computation, Computed};
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// Ranks with a replica of the model each.
+/// Ranks that each have a replica of the model.
 pub(crate) struct Replicas {
     pub(crate) ranks: Arc<dyn Collectives>,
 }
@@ -64,7 +64,7 @@ impl<T: Task> PlanDivision<T> for Replicas {
         Ok(Box::new(Replicas { ranks: Arc::new(mirrored(&*self.ranks)) }))
     }
 
-    /// Each rank sends the others their parts of its gradients, and its part of the sums.
+    /// Each rank sends the others their parts of its gradients, and then its part of the sums.
     fn sent_bytes(&self, _: &Plan, parameters: &mut dyn Parameters) -> usize {
         2 * sent_to_others(trained_bytes(parameters), self.ranks.rank())
     }

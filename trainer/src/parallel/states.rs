@@ -1,8 +1,8 @@
 //! ZeRO-1 (Rajbhandari et al. 2020): data parallelism in which each rank has a part of the
 //! optimizer's states.
 //!
-//! A rank updates its part of every parameter, and then copies the parts of the others: the same
-//! bits as those of [replicas](super::replicas), and half as many bytes are sent again.
+//! A rank updates its part of every parameter, and then copies the parts of the others. The bits
+//! are those of [replicas](super::replicas); half as many bytes are sent in addition.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::step::compute::{Computation, Computed};
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// Ranks with a part of the optimizer's states each.
+/// Ranks that each have a part of the optimizer's states.
 pub(crate) struct States {
     pub(crate) ranks: Arc<dyn Collectives>,
 }
@@ -100,7 +100,7 @@ impl<T: Task> PlanDivision<T> for States {
         Ok(Box::new(States { ranks: Arc::new(mirrored(&*self.ranks)) }))
     }
 
-    /// Gradients are sent as those of replicas are, and then the parts that were updated.
+    /// Gradients are sent as for replicas, and then each rank sends its updated part.
     fn sent_bytes(&self, _: &Plan, parameters: &mut dyn Parameters) -> usize {
         3 * sent_to_others(trained_bytes(parameters), self.ranks.rank())
     }

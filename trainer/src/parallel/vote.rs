@@ -1,9 +1,8 @@
 //! Votes: ranks do something together only if all of them can.
 //!
-//! All that ranks do together has one shape, a step, an evaluation and the gathering of a state
-//! alike: each attempts it on its own, then they vote. If one has failed all of them drop what they
-//! have made. A rank that can recover attempts it again, as the others do; one that gives up tells
-//! them.
+//! A step, an evaluation and the gathering of a state have one shape: each rank attempts the work
+//! on its own, then the ranks vote. If one rank has failed, all ranks drop their results. A rank
+//! that can recover tries again, and so do the others; a rank that gives up tells the others.
 
 use lowtide_autograd::AutogradError;
 use lowtide_nn::NnError;
@@ -11,7 +10,7 @@ use lowtide_ranks::{Collectives, Mirror, RanksError, vote};
 
 use crate::error::{Result, TrainError};
 
-/// The own result, if every rank has one; without `ranks`, the own result.
+/// Returns `own` if every rank has succeeded; without `ranks`, returns `own`.
 ///
 /// # Errors
 /// The rank's own error; `Ranks` for an error of another rank.
@@ -25,8 +24,8 @@ pub fn agree<T>(ranks: Option<&dyn Collectives>, own: Result<T>) -> Result<T> {
 }
 
 /// Returns `own`, the result of work in which ranks call each other, if every rank has succeeded. A
-/// rank that failed reports its error in place of the call that the others are in, or come to. If
-/// that call itself failed, it failed on all ranks.
+/// rank that failed reports its error in place of its next call, in which the other ranks wait. If
+/// the call itself failed, all ranks know already.
 ///
 /// # Errors
 /// The rank's own error; `Ranks` for an error of another rank.
@@ -44,7 +43,7 @@ pub(crate) fn agree_in_calls<T>(ranks: &dyn Collectives, own: Result<T>) -> Resu
     }
 }
 
-/// An error of ranks as one of a pass, in which a lack of memory is seen.
+/// Wraps an error of the ranks in an error of a pass. A lack of memory stays recognisable.
 pub(crate) fn in_pass(error: RanksError) -> AutogradError {
     match error {
         RanksError::Tensor(error) => error.into(),
@@ -52,7 +51,7 @@ pub(crate) fn in_pass(error: RanksError) -> AutogradError {
     }
 }
 
-/// The error, or the error of ranks that it carries.
+/// Returns the error of the ranks that `error` carries, else `error` itself.
 fn out_of_pass(error: TrainError) -> TrainError {
     match &error {
         TrainError::Nn(NnError::Autograd(AutogradError::Segment(carried))) => {
@@ -63,7 +62,7 @@ fn out_of_pass(error: TrainError) -> TrainError {
     }
 }
 
-/// True if another rank failed: it attempts the same again, or ends.
+/// True if another rank failed. That rank tries the same work again, or ends.
 pub(crate) fn is_of_another(error: &TrainError) -> bool {
     let TrainError::Ranks(error) = error else { return false };
     matches!(error, RanksError::Failed { .. } | RanksError::Refused { .. })

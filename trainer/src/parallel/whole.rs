@@ -1,4 +1,4 @@
-//! Whole models, of which ranks have parts.
+//! Whole models on the host, for models that are divided among ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,7 @@ pub(crate) fn host() -> TensorResult<Device> {
     Device::cpu(CpuOptions { threads: Some(1), ..CpuOptions::default() })
 }
 
-/// Gives every tensor the name that it has in the model: reports and errors say whose memory is
-/// whose.
+/// Names every tensor after its place in the model, for reports and errors.
 pub(crate) fn name_tensors(parameters: &mut dyn Parameters) {
     parameters.visit_tensors(&mut |name, tensor| {
         tensor.set_module(ModulePath::of_parameter(name));
@@ -37,8 +36,9 @@ pub(crate) fn trained_bytes(parameters: &mut dyn Parameters) -> usize {
     bytes
 }
 
-/// Places on the host for the parameters of which this rank has a part or nothing, to be loaded and
-/// then [taken](crate::parallel::division::StateDivision::take).
+/// Empty whole tensors on the host for the parameters that this rank has only in part or not at
+/// all. Values are loaded into them and then
+/// [taken](crate::parallel::division::StateDivision::take).
 ///
 /// # Errors
 /// Errors of the system.

@@ -1,4 +1,4 @@
-//! The steps and evaluations of a run, as a rehearsal runs them.
+//! The events of a run, steps and evaluations, in the form that a rehearsal runs.
 
 use lowtide_data::BatchView;
 
@@ -13,7 +13,7 @@ pub(crate) enum PlannedEvent<'a> {
     Evaluate(BatchView<'a>),
 }
 
-/// Bytes for a micro-batch that comes after another one of `events`.
+/// Bytes for the largest first micro-batch of any step but the first, because it is copied ahead.
 pub(crate) fn bytes_ahead_of(events: &[PlannedEvent<'_>], micro_batch: usize) -> usize {
     let steps = events.iter().filter_map(|event| match event {
         PlannedEvent::Step(batch) => Some(batch),

@@ -1,11 +1,11 @@
-//! The facts that a rehearsal showed.
+//! The forecast of a run, from its rehearsal.
 
 use lowtide_allocator::{Category, ModuleShare, Statistics};
 use lowtide_autograd::Coupling;
 use lowtide_tensor::{Assumption, Device};
 use serde::{Deserialize, Serialize};
 
-/// The facts that a rehearsal showed.
+/// The forecast of a run, from its rehearsal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     /// The peak of reserved bytes: exact.
@@ -13,51 +13,51 @@ pub struct Forecast {
     /// The peak of reserved bytes of [`Options::offload`](crate::Options::offload): exact; 0 for
     /// a plan that does not offload.
     pub offloaded_peak_bytes: usize,
-    /// The peak of each category, at whatever moment it was reached.
+    /// The peak of each category. Categories reach their peaks at different moments.
     pub category_peaks: Vec<(Category, usize)>,
-    /// The live blocks by module at the moment when the most was in use, most bytes first: exact,
-    /// unless the rehearsal was longer than the allocator's history.
+    /// The live blocks by module at the moment of highest use, most bytes first. Exact, unless the
+    /// rehearsal had more events than the allocator's history holds.
     pub modules_at_peak: Vec<ModuleShare>,
-    /// Time of all events by the [rates](lowtide_tensor::SimSpec::rates) of the device; where they
-    /// are nominal, good for comparing plans only.
+    /// Simulated seconds of all events, by the [rates](lowtide_tensor::SimSpec::rates) of the
+    /// device. Nominal rates only serve to compare plans.
     pub seconds: f64,
-    /// Time of the longest step; 0 where there is none.
+    /// Simulated seconds of the longest step; 0 if no step was rehearsed.
     pub step_seconds: f64,
-    /// Time of one micro-batch in this stage of a
-    /// [pipeline](crate::Parallelism::Pipeline), forwards and backwards, of the last step.
+    /// Simulated seconds of the forward and the backward pass of one micro-batch in this stage of a
+    /// [pipeline](crate::Parallelism::Pipeline), in the last step.
     pub stage_seconds: Option<[f64; 2]>,
-    /// Bytes that ranks add up within the passes of the longest step, where they share the
+    /// Bytes that ranks sum within the passes of the longest step; 0 unless they share the
     /// [features](crate::Parallelism::TensorParallel) of the model.
     pub summed_bytes: usize,
-    /// Bytes of the parameters that ranks put together within the passes of the longest step, where
-    /// they have [parts](crate::Parallelism::Zero3) of them.
+    /// Bytes of parameters that ranks gather within the passes of the longest step; 0 unless they
+    /// have [parts](crate::Parallelism::Zero3) of parameters.
     pub gathered_bytes: usize,
-    /// Where the samples of a batch are coupled: such a batch is never split.
+    /// The module that couples the samples of a batch, if any. Such a batch is never split.
     pub coupling: Option<Coupling>,
     /// Each step and evaluation that was rehearsed, in order.
     pub events: Vec<RehearsedEvent>,
-    /// Values that the code went on with in place of computed ones.
+    /// Values that the code assumed, because a simulated device computes no values.
     pub assumptions: Vec<Assumption>,
 }
 
 /// The effect of one step or evaluation of a rehearsal on the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RehearsedEvent {
-    /// Whether it is an evaluation.
+    /// True for an evaluation, false for a step.
     pub is_evaluation: bool,
-    /// Samples of its batch.
+    /// Samples of the batch.
     pub samples: usize,
-    /// Allocations that it made; parts of a batch that only repeat others are left out.
+    /// Number of allocations. Micro-batches that only repeat others are left out.
     pub allocations: u64,
-    /// The peak of reserved bytes up to its end.
+    /// The peak of reserved bytes up to the end of the event.
     pub peak_bytes: usize,
     /// The [hash](lowtide_allocator::CachingAllocator::layout_hash) of the blocks that are live
-    /// after it.
+    /// after the event.
     #[serde(with = "hexadecimal")]
     pub layout_hash: u64,
 }
 
-/// Text, because not every reader of JSON has numbers of 64 bits.
+/// Serialises a hash as text, because not every reader of JSON has numbers of 64 bits.
 mod hexadecimal {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

@@ -1,4 +1,4 @@
-//! Memory that fused steps take, known from rehearsals.
+//! The memory of fused steps, known from rehearsals.
 
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
@@ -9,18 +9,20 @@ use crate::plan::knobs::Knobs;
 use crate::plan::rehearsal::RunInputs;
 use crate::task::contract::Task;
 
-/// The state in which a step was rehearsed: blocks that were live, knobs, and shapes of the batch.
+/// The state in which a step was rehearsed: the hash of the live blocks, the knobs, and the shapes
+/// of the batch.
 type Beginning = (u64, Knobs, Vec<Vec<usize>>);
 
-/// Bytes that fused steps reserve, by the state in which they begin.
+/// Bytes that fused steps reserve, by the state in which a step begins.
 #[derive(Debug, Default)]
 pub(crate) struct Proofs(Vec<(Beginning, usize)>);
 
-/// Proofs that are remembered: a run has few layouts, and a new one is rehearsed in milliseconds.
+/// Largest number of remembered proofs. A run has few layouts, and a rehearsal takes milliseconds.
 const PROOFS_MAX: usize = 64;
 
 impl Proofs {
-    /// Bytes that a fused step on this batch reserves from the device's present state on.
+    /// Bytes that a fused step on this batch reserves, beginning with the present state of the
+    /// device.
     ///
     /// # Errors
     /// Errors of the rehearsal.

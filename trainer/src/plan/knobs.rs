@@ -13,35 +13,38 @@ use serde::{Deserialize, Serialize};
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub struct Knobs {
-    /// Samples that are on the device at once; gradients of a batch are summed over its parts. The
-    /// same numbers up to the order of float additions.
+    /// Number of samples that a pass takes at once. Gradients of a batch are summed over its
+    /// micro-batches. The numbers stay the same up to the order of float additions.
     pub micro_batch: usize,
-    /// Whether results that are cheap to compute again, those of norms, activation functions, casts
-    /// and the like, are dropped until backward needs them. The same bits, for little time.
+    /// True if cheap results (norms, activation functions, casts and similar) are dropped, and
+    /// computed again when backward needs them. The bits stay the same; the cost is a little time.
     #[serde(default)]
     pub cheap_recomputed: bool,
-    /// Blocks of the model ([`Segment`](lowtide_nn::Segment)), from the first on, of which only
-    /// the inputs are kept for backward, which computes the rest again. The same bits.
+    /// Number of recomputed blocks of the model ([`Segment`](lowtide_nn::Segment)), counted from
+    /// the first. Such a block keeps only its input for backward and computes the rest again. The
+    /// bits stay the same.
     #[serde(default)]
     pub recomputed_blocks: usize,
-    /// How many of these are recomputed at once, from the input of the first: fewer inputs are
-    /// kept, and more is there at once in backward. 0 is 1. The same bits.
+    /// Number of recomputed blocks in a group. A group is recomputed at once from the input of its
+    /// first block. Larger groups keep fewer inputs, and need more memory at a time in backward. 0
+    /// means 1. The bits stay the same.
     #[serde(default)]
     pub blocks_at_once: usize,
-    /// Blocks, from the first on, whose kept tensors wait in the memory of
-    /// [`Options::offload`](crate::Options::offload): the inputs of those that are recomputed,
-    /// everything that others save. The same bits, for two copies.
+    /// Number of blocks, counted from the first, that offload tensors to
+    /// [`Options::offload`](crate::Options::offload) until backward. A recomputed block offloads
+    /// its input; any other block offloads all its saved tensors. The bits stay the same; the cost
+    /// is two copies.
     #[serde(default)]
     pub offloaded_blocks: usize,
-    /// Whether each parameter is updated as soon as its gradient is complete, which then is gone
-    /// before the next one is there. The same bits. Where gradients are looked at before anything
-    /// is written ([`Options::non_finite`](crate::Options::non_finite), clipping, a loss scale),
-    /// the last part of a batch is computed twice.
+    /// True if each parameter is updated as soon as its gradient is complete. The gradient is freed
+    /// before the next one exists. The bits stay the same. If gradients must be checked before the
+    /// update ([`Options::non_finite`](crate::Options::non_finite), clipping, a loss scale), the
+    /// last micro-batch is computed twice.
     #[serde(default)]
     pub fused_update: bool,
 }
 
-/// What is done to keep less on the device for backward.
+/// Ways to keep less on the device for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Thrift {
     pub(crate) cheap: bool,
@@ -59,12 +62,12 @@ impl Thrift {
         Thrift { blocks, ..Thrift::CHEAP }
     }
 
-    /// Recomputes `at_once` of the blocks at once.
+    /// Recomputes groups of `at_once` blocks.
     pub(crate) fn at_once(self, at_once: usize) -> Thrift {
         Thrift { at_once, ..self }
     }
 
-    /// Offloads `offloaded` blocks.
+    /// Offloads this number of blocks.
     pub(crate) fn offloading(self, offloaded: usize) -> Thrift {
         Thrift { offloaded, ..self }
     }
@@ -78,7 +81,7 @@ impl fmt::Display for Knobs {
 }
 
 impl Knobs {
-    /// What is done beside splitting, if anything is.
+    /// Writes the measures beside splitting, such as recomputation, if there are any.
     pub(crate) fn fmt_means(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut means = Vec::new();
         let recomputed = self.recomputed();
@@ -98,7 +101,7 @@ impl Knobs {
         }
     }
 
-    /// What is recomputed, if anything is.
+    /// The recomputed results, in words; empty if nothing is recomputed.
     pub fn recomputed(&self) -> String {
         let blocks = match (self.recomputed_blocks, self.blocks_at_once) {
             (0, _) => String::new(),
@@ -123,8 +126,8 @@ impl Knobs {
         }
     }
 
-    /// Whether these are no slower than others: parts as large, no more recomputed or offloaded,
-    /// no update fused that is not there too.
+    /// True if these knobs are no slower than `other`: the micro-batch is at least as large, no
+    /// more is recomputed or offloaded, and the update is fused only if that of `other` is.
     pub(crate) fn is_at_least(&self, other: &Knobs) -> bool {
         self.micro_batch >= other.micro_batch
             && self.cheap_recomputed <= other.cheap_recomputed
@@ -142,8 +145,8 @@ fn count_of(blocks: usize) -> String {
     }
 }
 
-/// The number of blocks in the range that a plan may recompute or offload: the blocks without a
-/// policy of their own.
+/// Number of blocks in the range that a plan may recompute or offload: the blocks without a policy
+/// of their own.
 pub(crate) fn block_count(model: &mut dyn Parameters, range: &Range<usize>) -> usize {
     let (mut index, mut count) = (0, 0);
     model.visit_policies(&mut |policy| {
@@ -156,8 +159,8 @@ pub(crate) fn block_count(model: &mut dyn Parameters, range: &Range<usize>) -> u
 /// The range of every block of a model.
 pub(crate) const EVERY_BLOCK: Range<usize> = 0..usize::MAX;
 
-/// Sets the policies that `knobs` ask for, with `host` as the device to offload to, on the blocks
-/// of the range that have no policy. Returns the indices of changed blocks, for [`reset_policies`].
+/// Sets the policies of `knobs` on the blocks of the range that have no policy. `host` is the
+/// device to offload to. Returns the indices of changed blocks, for [`reset_policies`].
 pub(crate) fn set_policies(
     model: &mut dyn Parameters,
     range: &Range<usize>,
@@ -186,7 +189,7 @@ pub(crate) fn set_policies(
     chosen
 }
 
-/// Takes back what [`set_policies`] did.
+/// Removes the policies that [`set_policies`] set.
 pub(crate) fn reset_policies(model: &mut dyn Parameters, chosen: &[usize]) {
     let mut index = 0;
     model.visit_policies(&mut |policy| {

@@ -1,4 +1,4 @@
-//! The plan of a training: its knobs, and the peak that a rehearsal showed.
+//! The plan of a training: its knobs, and the peak that a rehearsal found.
 
 pub(crate) mod calibration;
 pub(crate) mod events;
@@ -19,39 +19,39 @@ use lowtide_allocator::Bytes;
 use crate::plan::forecast::Forecast;
 use crate::plan::knobs::Knobs;
 
-/// How a training will run.
+/// The way in which a training runs, and the memory that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Samples of a logical batch.
     pub batch_size: usize,
-    /// What was chosen.
+    /// The chosen knobs.
     pub knobs: Knobs,
-    /// Samples that are evaluated at once: as many as do not raise the peak, and no fewer than are
-    /// trained at once.
+    /// Number of samples that are evaluated at once: the most that do not raise the peak, but at
+    /// least the size of a micro-batch.
     pub evaluation_batch: usize,
-    /// The memory there is.
+    /// Bytes of memory that the plan may use.
     pub budget_bytes: usize,
-    /// Bytes of the copy that checkpoints are written from while the run goes on; 0 where the run
-    /// waits for them, or the copy is not in the device's memory.
+    /// Bytes of the copy from which checkpoints are written while the run goes on. 0 if the run
+    /// waits for checkpoints, or if the copy is not in the device's memory.
     pub checkpoint_copy_bytes: usize,
-    /// Bytes of the device for the first part of the next batch, which is copied during a step; 0
-    /// where copies are the host's work, or where there is no room for it.
+    /// Bytes of device memory for the first part of the next batch, which is copied during a step.
+    /// 0 if the host does the copies, or if there is no room.
     pub copy_ahead_bytes: usize,
-    /// Bytes of the host that batches are read into by the loaders of the run, outside the budget;
-    /// 0 for a plan of single steps.
+    /// Bytes of host memory into which the loaders of the run read batches, outside the budget; 0
+    /// for a plan of single steps.
     pub staging_bytes: usize,
-    /// Bytes of the host that the samples of the run are read from, mapped files aside, outside the
+    /// Bytes of host memory that hold the samples of the run, without mapped files and outside the
     /// budget; 0 for a plan of single steps.
     pub data_bytes: usize,
     /// The forecast from the rehearsal of this plan.
     pub forecast: Forecast,
-    /// Knobs that were rehearsed and do not fit, with their peaks: larger micro-batches, or fewer
-    /// recomputed blocks, come first.
+    /// Rehearsed knobs that do not fit, with their peaks. Larger micro-batches come first, then
+    /// fewer measures to save memory.
     pub rejected: Vec<(Knobs, usize)>,
 }
 
 impl Plan {
-    /// Why it is run in this way and in no faster one, in words.
+    /// The reasons why no faster plan was chosen, and the costs of the chosen knobs, in words.
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         let is_faster = |(knobs, _): &&(Knobs, usize)| knobs.is_at_least(&self.knobs);
@@ -96,7 +96,7 @@ impl Plan {
         reasons
     }
 
-    /// The parts that a batch is computed in.
+    /// Number of micro-batches of a batch.
     pub fn micro_batches(&self) -> usize {
         self.batch_size.div_ceil(self.knobs.micro_batch.max(1))
     }

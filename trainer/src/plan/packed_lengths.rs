@@ -1,5 +1,6 @@
-//! Batches of packed samples, which take more memory the longer the samples are. A step on a batch
-//! longer than all before is rehearsed first, and runs with a smaller plan if necessary.
+//! Admission of batches of packed samples, whose memory grows with the length of the samples. A
+//! step on a batch that is longer than all earlier batches is rehearsed first, and gets smaller
+//! knobs if necessary.
 
 use lowtide_data::BatchView;
 use lowtide_nn::optim::Stateful;
@@ -15,14 +16,14 @@ use crate::task::contract::Task;
 pub(crate) struct PackedLengths {
     knobs: Knobs,
     capacity_bytes: usize,
-    /// Items of each field.
+    /// Number of items of each field.
     lens: Vec<usize>,
 }
 
 impl PackedLengths {
     /// The knobs for a step on a batch: smaller ones if a rehearsal shows that the batch does not
-    /// fit with `knobs`. Where none fit, `knobs` stay: the step then reports the missing memory, or
-    /// waits.
+    /// fit with `knobs`. If no knobs fit, `knobs` are returned; the step then waits for memory or
+    /// reports the lack.
     ///
     /// # Errors
     /// Errors of a rehearsal.
@@ -53,7 +54,7 @@ impl PackedLengths {
     }
 }
 
-/// Items of the longest micro-batch, of each field.
+/// Number of items of each field in the longest micro-batch.
 fn longest_micro_batch(batch: &BatchView<'_>, micro_batch: usize) -> Vec<usize> {
     let mut lens = Vec::new();
     for part in micro_batches(batch.len(), micro_batch) {

@@ -13,14 +13,15 @@ use crate::plan::search::forecasts::Forecasts;
 use crate::plan::search::{Search, Splitting};
 use crate::task::contract::Task;
 
-/// Choices for a plan.
+/// Options of a plan.
 #[derive(Clone, Debug)]
 pub struct PlanOptions {
-    /// Knobs that the plan has to have, faster ones or not; the fastest that fit if absent.
+    /// Knobs that the plan must have, even if other knobs are faster. If absent, the plan has the
+    /// fastest knobs that fit.
     pub knobs: Option<Knobs>,
-    /// Samples of a micro-batch at most, where the knobs are not given.
+    /// Largest micro-batch, in samples. Ignored if knobs are given.
     pub micro_batch_max: usize,
-    /// Forecasts that were made of this training before.
+    /// Earlier forecasts of this training.
     pub forecasts: Forecasts,
 }
 
@@ -40,25 +41,25 @@ impl From<Knobs> for PlanOptions {
 pub(crate) struct Planner<'a, T, O> {
     pub(crate) inputs: RunInputs<'a, T, O>,
     pub(crate) events: &'a [PlannedEvent<'a>],
-    /// Samples of a logical batch.
+    /// Number of samples of a logical batch.
     pub(crate) batch_size: usize,
     pub(crate) splitting: Splitting,
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Planner<'_, T, O> {
-    /// The plan of this rank, which goes with the plans of the other ranks.
+    /// The plan of this rank, made to agree with the plans of the other ranks.
     ///
     /// # Errors
-    /// `DoesNotFit`; `Setting` for knobs that cannot be; errors of a rehearsal; `Ranks`.
+    /// `DoesNotFit`; `Setting` for impossible knobs; errors of a rehearsal; `Ranks`.
     pub(crate) fn plan(&self, options: &PlanOptions) -> Result<Plan> {
         let size_max = options.micro_batch_max.min(self.batch_size);
         self.inputs.division.plan(size_max, &|wanted| self.find(options, wanted))
     }
 
-    /// A plan of this rank.
+    /// A plan of this rank alone.
     ///
     /// # Errors
-    /// Errors of [`Planner::plan`] but `Ranks`.
+    /// Errors of [`Planner::plan`] except `Ranks`.
     pub(crate) fn find(&self, options: &PlanOptions, wanted: Wanted) -> Result<Plan> {
         let budget_bytes = self.inputs.device.allocator().capacity_bytes();
         let search = Search::new(self.inputs, self.events, budget_bytes);
@@ -73,7 +74,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Planner<'_, T, O> {
         }
     }
 
-    /// The least budget that has a plan.
+    /// The least budget for which there is a plan.
     ///
     /// # Errors
     /// Errors of a rehearsal.

@@ -1,4 +1,5 @@
-//! The recovery ladder: the way down after a failed allocation, and the way back up.
+//! The recovery ladder: smaller knobs after a failed allocation, and the return to the planned
+//! knobs.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,27 +17,30 @@ use crate::run::observer::{Recovery, Retry};
 use crate::run::waiting::Waiting;
 use crate::task::contract::Task;
 
-/// Attempts in a row with the same knobs, as long as a rehearsal says that they fit.
+/// Largest number of retries in a row with the same knobs, provided that a rehearsal says that the
+/// knobs fit.
 const SAME_PLAN_MAX: usize = 3;
 
-/// The pause before a second attempt with the same knobs, without being asked to; before a third
-/// one it is four times as long.
+/// The pause before the second attempt with the same knobs, even without
+/// [`Options::wait`](crate::Options::wait). The pause before the third attempt is four times as
+/// long.
 const BACK_OFF: Duration = Duration::from_millis(5);
 
-/// Clean steps after which a plan that had to shrink is tried at full size again, at first.
+/// Number of clean steps before the first attempt to grow back to the full plan.
 const CLEAN_STEPS_TO_GROW: u64 = 8;
 
-/// The most clean steps that are waited for, after one failed growth after another.
+/// Largest number of clean steps between two attempts to grow. Each failed attempt doubles the
+/// number up to this limit.
 const CLEAN_STEPS_MAX: u64 = 512;
 
-/// The time at which a plan that had to shrink grows back.
+/// The decision when a plan that had to shrink grows back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Growth {
-    /// Clean steps in a row.
+    /// Number of clean steps in a row.
     clean_steps: u64,
-    /// Clean steps after which a growth is tried.
+    /// Number of clean steps after which the knobs may grow.
     wanted_steps: u64,
-    /// True if the last growth has not yet lasted as long.
+    /// True until the last growth has lasted for `wanted_steps` steps.
     is_new: bool,
 }
 
@@ -47,8 +51,8 @@ impl Default for Growth {
 }
 
 impl Growth {
-    /// Counts a step; true if it is time to grow. A growth that ends in a failed step makes the
-    /// next one wait twice as long, as one for which there is no room does.
+    /// Counts a step. Returns true if it is time to grow. The wait doubles if a step fails after a
+    /// growth, or if there is no room to grow.
     pub(crate) fn is_due_after(&mut self, is_clean: bool) -> bool {
         if !is_clean {
             if self.is_new {
@@ -106,14 +110,14 @@ pub(crate) struct Ladder<'a, T, O> {
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
-    /// The knobs for the next attempt, and the rung that leads to them. As long as a rehearsal from
-    /// the device's present state fits what is there: E1, the same knobs without caches, a few
-    /// times. Then, if that is wanted, waiting for memory to come back. Then E2, the least more
-    /// recomputation that fits, or offloading where that is allowed; M1, the largest smaller
-    /// micro-batch that does, or a fused update of one as large.
+    /// Finds the knobs for the next attempt, and the rung of the ladder that leads to them. Every
+    /// rung is rehearsed from the present state of the device. E1 tries the same knobs a few times,
+    /// with empty caches. Then the step waits for memory to come back, if the options allow it. E2
+    /// adds the least recomputation that fits, or offloads if that is allowed. M1 takes the largest
+    /// smaller micro-batch that fits, or a fused update with the same micro-batch.
     ///
     /// # Errors
-    /// `failure` itself unless it is out of memory; `DoesNotFit` at the end of the ladder.
+    /// `failure` itself if it is not out of memory; `DoesNotFit` at the end of the ladder.
     pub(crate) fn recover(
         &self,
         knobs: Knobs,
@@ -131,7 +135,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
             }
             return Ok((knobs, Retry { failure: ledger, recovery: Recovery::SamePlan }));
         }
-        // The time is one for all attempts at a step.
+        // All attempts at a step share one wait.
         let waited = attempts.started.elapsed();
         let mut waiting = Waiting::new(self.inputs.options.wait.saturating_sub(waited));
         while waiting.pause() {
@@ -143,7 +147,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
                 return Ok((knobs, Retry { failure: ledger, recovery }));
             }
         }
-        // A step that fits by rehearsal fails all the same: little less would not do.
+        // The step has failed although its rehearsal fits, so needing a little less memory is not
+        // enough.
         let is_puzzling = fits || !attempts.retries.iter().all(is_same_plan);
         let smaller = self.smaller(knobs, is_puzzling);
         match smaller {
@@ -152,7 +157,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
                 let recovery = Recovery::to(smaller, knobs, now);
                 Ok((smaller, Retry { failure: ledger, recovery }))
             }
-            // The step should fit, and has failed all the same: nothing is left to try.
+            // The step has failed although its rehearsal fits: no smaller knobs are left to try.
             Ok(None) => Err(failure),
             Err(TrainError::DoesNotFit(error)) => {
                 let (step, ledger) = (Some(attempts.step), Some(ledger));
@@ -162,7 +167,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         }
     }
 
-    /// Knobs that need less than these and fit, if there are any.
+    /// Knobs that fit and need less memory than `knobs`, if there are any. With `is_puzzling`, a
+    /// step has failed although its rehearsal fits, so the new knobs must need much less.
     fn smaller(&self, knobs: Knobs, is_puzzling: bool) -> Result<Option<Knobs>> {
         let events = [PlannedEvent::Step(self.batch)];
         let search = || Search::new(self.inputs, &events, self.capacity_bytes());
@@ -175,13 +181,13 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         if plan.knobs.micro_batch < now {
             return Ok(Some(plan.knobs));
         }
-        // Less each time, so that this comes to an end.
+        // The need falls each time, so the recovery ends.
         let needs_less = plan.knobs.fused_update && !knobs.fused_update
             || plan.predicted_peak_bytes() < self.inputs.rehearse(&events, knobs)?.peak_bytes;
         Ok(needs_less.then_some(Knobs { micro_batch: knobs.micro_batch, ..plan.knobs }))
     }
 
-    /// True if a step of `knobs` fits what is there now.
+    /// True if a step with `knobs` fits into the present capacity of the device.
     ///
     /// # Errors
     /// Errors of a rehearsal.
@@ -193,22 +199,24 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
             && forecast.offloaded_peak_bytes <= host_bytes)
     }
 
-    /// The fastest knobs that fit what is there now, in micro-batches of at most `size_max`.
+    /// The fastest knobs that fit into the present capacity of the device, with micro-batches of at
+    /// most `size_max` samples.
     ///
     /// # Errors
-    /// `DoesNotFit`; those of a rehearsal.
+    /// `DoesNotFit`; errors of a rehearsal.
     pub(crate) fn fastest(&self, size_max: usize) -> Result<Knobs> {
         let events = [PlannedEvent::Step(self.batch)];
         let search = Search::new(self.inputs, &events, self.capacity_bytes());
         Ok(search.find(self.batch.len(), size_max, self.splitting)?.knobs)
     }
 
-    /// The planned knobs, after a few clean steps with smaller ones, if they fit again; else the
-    /// fastest that fit; and faster ones where there is more room than was planned for.
+    /// The knobs to grow back to after a few clean steps: the planned knobs if they fit again, else
+    /// the fastest knobs that fit. If the device now has more capacity than the plan had, even
+    /// faster knobs are possible.
     pub(crate) fn grow_back(&self, growth: &mut Growth, plan: &Plan, knobs: Knobs) -> Knobs {
         let len = self.batch.len();
         let has_more = self.capacity_bytes() > plan.budget_bytes && len == plan.batch_size;
-        // A short batch says nothing about micro-batches longer than itself.
+        // A short batch cannot test micro-batches that are longer than the batch.
         let planned = Knobs { micro_batch: plan.knobs.micro_batch.min(len), ..plan.knobs };
         let largest = match self.splitting {
             Splitting::Shards(leaf) => leaf,
@@ -235,7 +243,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         self.inputs.device.allocator().capacity_bytes()
     }
 
-    /// Gives back the memory that the devices keep and do not use.
+    /// Releases the cached memory of the devices.
     fn trim(&self) {
         let RunInputs { device, options, .. } = self.inputs;
         for device in [device].into_iter().chain(&options.offload) {
@@ -245,7 +253,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
 }
 
 impl Recovery {
-    /// The rung that leads to `knobs`, from others with parts of `now` samples.
+    /// The rung that leads from the knobs `before`, with micro-batches of `now` samples, to
+    /// `knobs`.
     fn to(knobs: Knobs, before: Knobs, now: usize) -> Recovery {
         let Knobs { micro_batch, recomputed_blocks, offloaded_blocks, .. } = knobs;
         if micro_batch < now {
@@ -268,7 +277,7 @@ impl Recovery {
 mod tests {
     use super::{CLEAN_STEPS_MAX, Growth};
 
-    /// Clean steps until it is time to grow.
+    /// Counts clean steps until the knobs may grow.
     fn steps_until_due(growth: &mut Growth) -> u64 {
         let mut steps = 1;
         while !growth.is_due_after(true) {

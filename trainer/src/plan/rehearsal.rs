@@ -1,4 +1,5 @@
-//! Rehearsals: the real training code on a simulated device, to know its peak before it runs.
+//! Rehearsals: the real training code runs on a simulated device, so that its peak is known before
+//! the run.
 
 use lowtide_allocator::Category;
 use lowtide_amp::LossScaler;
@@ -19,7 +20,7 @@ use crate::step::hooks::StepHooks;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// The hooks of a rehearsed step: micro-batches that only repeat others are left out.
+/// The hooks of a rehearsed step. Micro-batches that only repeat others are left out.
 #[derive(Default)]
 struct RehearsalHooks {
     skipped_seconds: f64,
@@ -35,19 +36,19 @@ impl StepHooks for RehearsalHooks {
     }
 }
 
-/// Device, task, optimizer and settings of a run: its inputs beside its data.
+/// Inputs of a run without its data: device, task, optimizer and settings.
 pub(crate) struct RunInputs<'a, T, O> {
     pub(crate) device: &'a Device,
     pub(crate) task: &'a T,
     pub(crate) optimizer: &'a O,
     pub(crate) scaler: &'a LossScaler,
     pub(crate) options: &'a Options,
-    /// Bytes that are held during the whole run beside the model, in [`Category::Other`].
+    /// Bytes that are held during the whole run besides the model, in [`Category::Other`].
     pub(crate) held_bytes: usize,
-    /// Whether the next batch is copied to the device during a step, if there is room for it.
+    /// True if the next batch is copied to the device during a step, provided that there is room.
     pub(crate) copies_ahead: bool,
     pub(crate) division: &'a dyn Division<T>,
-    /// Samples that are evaluated at once. If absent, evaluations have the size of micro-batches.
+    /// Number of samples that are evaluated at once. If absent, the size of a micro-batch.
     pub(crate) evaluation_batch: Option<usize>,
 }
 
@@ -80,9 +81,9 @@ impl<T, O> Copy for RunInputs<'_, T, O> {}
 
 impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
     /// Runs `events` with `knobs` on a simulated copy of the device in its present state, without
-    /// cached memory and without a limit. The peak is the capacity that a run needs: with one byte
-    /// less the run fails (see the allocator's laws). Only the first two parts and the last part of
-    /// a batch are run.
+    /// cached memory and without a limit. The peak is the exact capacity that a run needs: with one
+    /// byte less the run fails (see the allocator's laws). Only the first two and the last
+    /// micro-batch of a batch are run.
     ///
     /// # Errors
     /// Errors of the real run, except for a lack of memory.
@@ -90,7 +91,8 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         self.rehearse_beside(0, events, knobs)
     }
 
-    /// [`Self::rehearse`] beside memory that batches are copied ahead to.
+    /// Rehearses as [`Self::rehearse`], with `copy_ahead_bytes` in use for batches that are copied
+    /// ahead.
     ///
     /// # Errors
     /// Errors of [`Self::rehearse`].
@@ -196,9 +198,9 @@ impl<T: Task + Clone, O: Stateful + Clone> RunInputs<'_, T, O> {
         })
     }
 
-    /// Bytes that ranks add up, and put together, within the passes of a whole step. Where
-    /// micro-batches are alike, a rehearsal runs the first two and the last: the sums are as large
-    /// as there are samples, and each micro-batch puts the same parameters together.
+    /// Bytes that ranks sum, and bytes that ranks gather, within the passes of a whole step. A
+    /// rehearsal with equal micro-batches runs only the first two and the last, so its numbers are
+    /// scaled up: sums by samples, gathered parameters by micro-batches.
     fn of_whole_step(
         &self,
         before: Observed,

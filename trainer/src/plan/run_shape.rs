@@ -1,4 +1,4 @@
-//! The shape of a run: the steps and evaluations in it, and their batches, which decide its memory.
+//! The shape of a run, which decides its memory: its steps, its evaluations and their batches.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(crate) struct RunShape {
     copies_ahead: bool,
 }
 
-/// The facts of a loader that decide the batches that it gives.
+/// The properties of a loader that decide its batches.
 #[derive(Clone, Debug, PartialEq)]
 struct Shapes {
     fields: Vec<Field>,
@@ -33,8 +33,8 @@ struct Shapes {
 }
 
 impl RunShape {
-    /// A run that begins before batch `begin` of an epoch, and of whose evaluations this rank has a
-    /// share.
+    /// The shape of a run that begins before batch `begin` of an epoch. This rank scores `share` of
+    /// the evaluations.
     pub(crate) fn new(device: &Device, fit: &Fit<'_>, begin: usize, share: Rank) -> RunShape {
         RunShape {
             train: Shapes::of(fit.train),
@@ -54,7 +54,7 @@ impl Shapes {
     }
 }
 
-/// The first batch of each loader of a run, to be rehearsed with.
+/// The first batch of each loader of a run, for rehearsals.
 pub struct Examples {
     train: Option<Batch>,
     sets: Vec<Option<Batch>>,
@@ -70,17 +70,17 @@ impl Examples {
         Ok(Examples { train: first(fit.train)?, sets })
     }
 
-    /// The batch that stands for those of the training.
+    /// The example of a training batch.
     pub(crate) fn train(&self) -> Option<&Batch> {
         self.train.as_ref()
     }
 
-    /// Samples of a batch.
+    /// Number of samples of a batch.
     pub fn batch_size(&self) -> usize {
         self.train.as_ref().map_or(1, Batch::len)
     }
 
-    /// The steps and evaluations of a run, to be rehearsed.
+    /// The steps and evaluations of a run, for a rehearsal.
     pub(crate) fn events(&self, shape: &RunShape) -> Vec<PlannedEvent<'_>> {
         let event = |&part: &Part| match part {
             Part::Step { len } => Some(PlannedEvent::Step(first_of(&self.train, len)?)),
@@ -92,8 +92,8 @@ impl Examples {
     }
 }
 
-/// The first `len` samples of an example, or as many as it has: a batch without samples that could
-/// not be read is shorter than others.
+/// The first `len` samples of an example. A shorter example is returned whole: the loader left out
+/// samples that could not be read.
 fn first_of(example: &Option<Batch>, len: usize) -> Option<BatchView<'_>> {
     example.as_ref().map(|batch| batch.slice(0..len.min(batch.len())))
 }
@@ -105,11 +105,11 @@ enum Part {
     Evaluate { set: usize, len: usize },
 }
 
-/// A run in short: every kind of step and evaluation that it will contain, in the order of an
-/// epoch, with repetitions left out: of an epoch's full batches there are up to two, and of its
-/// epochs the one that it begins in and up to two whole ones. Of evaluations it has those of this
-/// rank. Placement is a function of the live blocks, so neither a repetition nor an evaluation
-/// between two steps changes anything.
+/// The outline of a run: every kind of step and evaluation, in the order of an epoch, without
+/// repetitions. Only the evaluations of this rank are included. There are up to two full batches
+/// for each epoch, and up to two whole epochs after the rest of the epoch in which the run begins.
+/// Placement is a function of the live blocks, so a repetition, or an evaluation between two steps,
+/// does not change it.
 fn outline(fit: &Fit<'_>, begin: usize, share: Rank) -> Vec<Part> {
     let batches = fit.train.batches_per_epoch();
     let mut begin = if begin < batches { begin } else { 0 };
@@ -132,8 +132,8 @@ fn outline(fit: &Fit<'_>, begin: usize, share: Rank) -> Vec<Part> {
     parts
 }
 
-/// Samples of the batches in a range of an epoch, without repetition: up to two full ones and the
-/// short last one.
+/// Number of samples of each batch in a range of an epoch, without repetitions: up to two full
+/// batches and the short last one.
 fn batch_lens(loader: &Loader, batches: Range<usize>) -> impl Iterator<Item = usize> {
     let (samples, options) = (loader.samples_per_epoch(), loader.options());
     let full = options.batch_size.min(samples);

@@ -1,4 +1,4 @@
-//! Evaluations: how good the model is, in parts that fit.
+//! Evaluations of a model, in parts that fit into memory.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::run::waiting::Waiting;
 use crate::step::context::micro_batches;
 use crate::task::contract::Task;
 
-/// The score of a batch, `micro_batch` samples at a time.
+/// Scores a batch, `micro_batch` samples at a time.
 pub(crate) fn score_parts(
     task: &(impl Task + ?Sized),
     device: &Device,
@@ -36,9 +36,9 @@ pub(crate) struct Evaluation<'a, T: ?Sized> {
     pub(crate) task: &'a T,
     pub(crate) device: &'a Device,
     pub(crate) loader: &'a Loader,
-    /// Samples that are scored at once.
+    /// Number of samples that are scored at once.
     pub(crate) micro_batch: usize,
-    /// The time to wait for memory to come back before a batch is cut.
+    /// Time to wait for memory to come back before a batch is split.
     pub(crate) wait: Duration,
 }
 
@@ -46,14 +46,14 @@ impl<T: Task + ?Sized> Evaluation<'_, T> {
     /// The score of the whole set.
     ///
     /// # Errors
-    /// Out of memory with a single sample; anything else at once.
+    /// Out of memory with a single sample. Other errors end the evaluation at once.
     pub(crate) fn score_all(&self) -> Result<Score> {
         let mut total = Score::default();
         self.score_share(Rank::ALONE)?.into_iter().for_each(|own| total.add(own));
         Ok(total)
     }
 
-    /// The score of each batch of a share of the set.
+    /// The score of each batch in a share of the set.
     ///
     /// # Errors
     /// Errors of [`Evaluation::score_all`].
@@ -95,7 +95,7 @@ impl<T: Task + ?Sized> Evaluation<'_, T> {
 /// tried again, then with half the samples at a time, down to one.
 ///
 /// # Errors
-/// Out of memory with a single sample; anything else at once.
+/// Out of memory with a single sample. Other errors end the evaluation at once.
 ///
 /// # Panics
 /// If `micro_batch` is 0.
@@ -108,15 +108,15 @@ pub fn evaluate(
     Evaluation { task, device, loader, micro_batch, wait: Duration::ZERO }.score_all()
 }
 
-/// The batches of an evaluation that are in a share of them: as many as in any other, in order;
-/// where that does not come out even the first shares have one more.
+/// The batches in one share of an evaluation. Shares are runs of batches of equal length; if the
+/// division leaves a remainder, the first shares have one batch more.
 pub(crate) fn shared_batches(Rank { index, count }: Rank, batches: usize) -> Range<usize> {
     let start_of = |rank: usize| batches / count * rank + rank.min(batches % count);
     start_of(index)..start_of(index + 1)
 }
 
-/// Evaluates by the averages that an optimizer keeps of the parameters, if it does; afterwards the
-/// parameters are as before.
+/// Scores with the averages that an optimizer keeps of the parameters, if it keeps averages. The
+/// parameters are restored afterwards.
 pub(crate) fn with_averages<T: Task>(
     task: &mut T,
     optimizer: &mut impl Stateful,

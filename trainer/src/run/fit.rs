@@ -1,4 +1,4 @@
-//! A run: its data, its length, and the sets that are evaluated now and then.
+//! A run: its data, its length, and the sets that are evaluated at an interval.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use lowtide_data::Loader;
 use crate::error::{Result, TrainError};
 use crate::run::observer::Position;
 
-/// A run: its data, its length, and the sets that are evaluated now and then.
+/// A run: its data, its length, and the sets that are evaluated at an interval.
 ///
 /// ```
 /// use lowtide_data::{Digits, Loader, LoaderOptions, Sequential};
@@ -35,7 +35,7 @@ pub(crate) enum Length {
     Steps(u64),
 }
 
-/// The interval of something that is done again and again.
+/// An interval between evaluations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Every {
     /// After this number of epochs, counted over the whole training.
@@ -45,8 +45,8 @@ pub enum Every {
 }
 
 impl Every {
-    /// True if it is due after a step, which has ended an epoch of this number, if any. An interval
-    /// of 0 is never due.
+    /// True if an evaluation is due after `step`. `ended_epoch` is the epoch that the step has
+    /// ended, if any. An interval of 0 is never due.
     pub(crate) fn is_due(self, step: u64, ended_epoch: Option<u64>) -> bool {
         let is_multiple = |count: u64, every: u64| every > 0 && count.is_multiple_of(every);
         match self {
@@ -57,47 +57,48 @@ impl Every {
 }
 
 impl<'a> Fit<'a> {
-    /// One epoch of `train`, and no evaluation.
+    /// One epoch of `train` without evaluation.
     pub fn new(train: &'a Loader) -> Self {
         Fit { train, sets: Vec::new(), length: Length::Epochs(1), every: Every::Epochs(1) }
     }
 
-    /// Sets the length: `epochs` more; the rest of one that was left in its middle is the first.
+    /// Sets the length to `epochs` more epochs. The rest of an unfinished epoch counts as the
+    /// first.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.length = Length::Epochs(epochs);
         self
     }
 
-    /// Sets the length: `steps` more.
+    /// Sets the length to `steps` more steps.
     #[must_use]
     pub fn steps(mut self, steps: u64) -> Self {
         self.length = Length::Steps(steps);
         self
     }
 
-    /// One more set to be evaluated, under this name.
+    /// Adds a set to be evaluated, under this name.
     #[must_use]
     pub fn evaluate(mut self, name: impl Into<String>, set: &'a Loader) -> Self {
         self.sets.push((name.into(), set));
         self
     }
 
-    /// Sets the interval at which the sets are evaluated: each epoch, if this is not said. In any
-    /// case they are evaluated after the last step. An interval of 0 means only then.
+    /// Sets the interval at which the sets are evaluated. The default is each epoch. The sets are
+    /// also evaluated after the last step; with an interval of 0, only then.
     #[must_use]
     pub fn every(mut self, every: Every) -> Self {
         self.every = every;
         self
     }
 
-    /// Bytes that the loaders have for batches.
+    /// Bytes of the loaders for batches.
     pub fn staging_bytes(&self) -> usize {
         let sets = self.sets.iter().map(|(_, set)| set.staging_bytes());
         self.train.staging_bytes() + sets.sum::<usize>()
     }
 
-    /// Bytes of the memory that samples are read from, what sets share counted once.
+    /// Bytes of the memory that samples are read from. Memory that several sets share counts once.
     pub fn data_bytes(&self) -> usize {
         let mut parts = HashMap::new();
         for loader in self.sets.iter().map(|(_, set)| *set).chain([self.train]) {
@@ -108,19 +109,19 @@ impl<'a> Fit<'a> {
         parts.values().sum()
     }
 
-    /// Bytes of the tables that say in which order an epoch visits the training data, of this epoch
-    /// and of the next, which is begun before this one ends.
+    /// Bytes of the tables with the order of the training data in an epoch. There are two tables,
+    /// because the next epoch begins before this one ends.
     pub fn order_bytes(&self) -> usize {
         2 * size_of::<usize>() * self.train.samples_per_epoch()
     }
 
-    /// Threads that fill the batches.
+    /// Number of threads that fill batches.
     pub fn worker_count(&self) -> usize {
         let sets = self.sets.iter().map(|(_, set)| set.options().workers);
         self.train.options().workers + sets.sum::<usize>()
     }
 
-    /// Steps of the run, at most.
+    /// Largest number of steps of the run.
     pub fn step_count(&self) -> u64 {
         match self.length {
             Length::Epochs(epochs) => epochs.saturating_mul(self.train.batches_per_epoch() as u64),
@@ -129,7 +130,7 @@ impl<'a> Fit<'a> {
     }
 
     /// # Errors
-    /// `Setting` for a run of no step, or a set without a batch.
+    /// `Setting` for a run without a step, or a set without a batch.
     pub(crate) fn check(&self) -> Result<()> {
         if matches!(self.length, Length::Epochs(0) | Length::Steps(0)) {
             return Err(TrainError::Setting {
@@ -143,7 +144,7 @@ impl<'a> Fit<'a> {
 }
 
 /// # Errors
-/// `Setting` when there is not one batch: nothing would be learned, and every mean would be NaN.
+/// `Setting` if there is no batch: nothing would be learned, and every mean would be NaN.
 fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
     if loader.batches_per_epoch() > 0 {
         return Ok(());
@@ -162,7 +163,7 @@ fn check_not_empty(name: &str, loader: &Loader) -> Result<()> {
 
 /// The end of a run.
 pub(crate) struct End {
-    /// Its last step, counted over the whole training.
+    /// The last step of the run, counted over the whole training.
     pub(crate) step: u64,
     /// The epoch of that step, counted from 1.
     pub(crate) epoch: u64,

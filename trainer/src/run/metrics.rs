@@ -16,16 +16,16 @@ use crate::run::score::Score;
 /// Description of the lines of `metrics.jsonl`.
 pub const METRICS_HELP: &str = include_str!("metrics.md");
 
-/// Writes `metrics.jsonl`, under another name until the run ends. The file ends before a line that
-/// cannot be written, as on a full disk; no later lines are written, so that the file takes no room
-/// from a model. A note on standard error says so, and the run goes on.
+/// Writes `metrics.jsonl`, under another name until the run ends. If a line cannot be written, for
+/// example on a full disk, the file ends before this line. Later lines are not written either,
+/// which leaves room for the model. A note on standard error reports the end, and the run goes on.
 ///
 #[doc = include_str!("metrics.md")]
 pub struct Metrics {
     path: PathBuf,
     partial: PathBuf,
     file: File,
-    /// Bytes of whole lines.
+    /// Bytes of the complete lines.
     len_bytes: u64,
     /// True after a line that could not be written.
     has_ended: bool,
@@ -96,7 +96,7 @@ pub fn metric_values(scores: &[(String, Score)]) -> BTreeMap<String, f64> {
     scores.iter().flat_map(of_set).collect()
 }
 
-/// The path of the metrics file until the run has ended.
+/// The path of the metrics file while the run goes on.
 pub fn partial_of(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
@@ -104,7 +104,7 @@ pub fn partial_of(path: &Path) -> PathBuf {
 }
 
 impl Metrics {
-    /// Creates the file, which is moved to `path` when the run has ended.
+    /// Creates the file, which is moved to `path` at the end of the run.
     ///
     /// # Errors
     /// `File`.
@@ -115,8 +115,8 @@ impl Metrics {
         Ok(Metrics { path, partial, file, len_bytes: 0, has_ended: false })
     }
 
-    /// Continues the file of another run, `before`, after its lines of up to `step` steps. If
-    /// `before` is missing, continues the file that a run that was cut off has left for `path`.
+    /// Continues the file `before` of another run after its lines of up to `step` steps. If
+    /// `before` is missing, continues the file that an interrupted run left for `path`.
     ///
     /// # Errors
     /// `File`.
@@ -134,7 +134,7 @@ impl Metrics {
                 .open(&partial)?;
             let mut text = String::new();
             file.read_to_string(&mut text)?;
-            // The last line of a run that was killed may be cut off.
+            // A killed run may have cut off its last line.
             let step_of = |line: &str| serde_json::from_str::<Value>(line).ok()?["step"].as_u64();
             let is_kept = |line: &&str| {
                 line.ends_with('\n') && step_of(line).is_some_and(|line_step| line_step <= step)
@@ -148,7 +148,7 @@ impl Metrics {
         Ok(Metrics { path, partial, file, len_bytes, has_ended: false })
     }
 
-    /// Writes a line, all of it or nothing. A run that is killed has told everything up to its last
+    /// Writes a whole line, or nothing. The file of a killed run contains everything up to its last
     /// step.
     fn write(&mut self, step: u64, line: &impl Serialize) {
         if self.has_ended {
@@ -160,7 +160,7 @@ impl Metrics {
             self.len_bytes += text.len() as u64;
             return;
         };
-        // Where even this fails, the half line is one that readers leave out.
+        // If cutting fails too, half a line remains, which readers skip.
         drop(cut(&mut self.file, self.len_bytes));
         self.has_ended = true;
         let place = self.path.display();
@@ -239,7 +239,7 @@ impl Observer for Metrics {
     }
 }
 
-/// Cuts a file off after `len_bytes` bytes, where the next write begins.
+/// Cuts a file off after `len_bytes` bytes, and moves the write position there.
 fn cut(file: &mut File, len_bytes: u64) -> io::Result<()> {
     file.set_len(len_bytes)?;
     file.seek(SeekFrom::Start(len_bytes)).map(drop)

@@ -1,4 +1,4 @@
-//! Reports of a run to its observers, which can end the run.
+//! Reports of a run to its observers. An observer can end the run.
 
 use lowtide_allocator::OutOfMemory;
 use lowtide_data::Loader;
@@ -11,35 +11,35 @@ use crate::files::snapshot::Snapshot;
 use crate::plan::Plan;
 use crate::run::score::Score;
 
-/// Whether a run goes on.
+/// The answer of an observer, which continues or ends the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
     /// Go on with the next step.
     #[default]
     Continue,
-    /// End the run after this step, in good order.
+    /// End the run after this step, without an error.
     Stop,
 }
 
 /// The position of a training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// Steps committed or skipped.
+    /// Number of steps committed or skipped.
     pub step: u64,
-    /// Epochs finished.
+    /// Number of finished epochs.
     pub epoch: u64,
-    /// Batches of the next epoch that are done.
+    /// Number of finished batches of the next epoch.
     pub batch: usize,
 }
 
-/// The frame of a run, before its first step.
+/// The plan and length of a run, before its first step.
 #[derive(Clone, Debug)]
 pub struct RunStart {
     /// The plan of the run.
     pub plan: Plan,
-    /// Steps that the training had before.
+    /// Number of earlier steps of the training.
     pub steps_before: u64,
-    /// Steps to come.
+    /// Number of steps to come.
     pub step_count: u64,
     /// The number of the last epoch, counted from 1 over the whole training.
     pub epoch_count: u64,
@@ -47,56 +47,57 @@ pub struct RunStart {
     pub sets: Vec<String>,
 }
 
-/// A published step.
+/// A committed or skipped step.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// Number of the step, counted from 1.
     pub step: u64,
     /// Number of the epoch, counted from 1.
     pub epoch: u64,
-    /// Mean loss of the logical batch, before the update; the sum of those of all turns.
+    /// Mean loss of the logical batch, before the update. With several turns, the sum of their
+    /// losses.
     pub loss: f64,
-    /// The loss of each turn by model, where there are [turns](crate::Task::turns).
+    /// The loss of each model, if the task has [turns](crate::Task::turns).
     pub turn_losses: Vec<(String, f64)>,
     /// Step size of the update.
     pub learning_rate: f64,
-    /// Length of the gradient of the mean loss, before it was clipped, where it is known: see
+    /// Length of the gradient of the mean loss before clipping. Absent if it was not computed, see
     /// [`Options::gradient_norm`](crate::Options::gradient_norm).
     pub gradient_norm: Option<f64>,
-    /// Samples of the logical batch.
+    /// Number of samples of the logical batch.
     pub batch: usize,
-    /// Samples on the device at once.
+    /// Number of samples that a pass takes at once.
     pub micro_batch: usize,
-    /// Whether results that are cheap were computed again: see [`Knobs`](crate::Knobs).
+    /// True if cheap results were computed again: see [`Knobs`](crate::Knobs).
     pub cheap_recomputed: bool,
-    /// Blocks of which backward computed the values again: see [`Knobs`](crate::Knobs).
+    /// Number of blocks that backward computed again: see [`Knobs`](crate::Knobs).
     pub recomputed_blocks: usize,
-    /// Blocks whose saved tensors waited on the host: see [`Knobs`](crate::Knobs).
+    /// Number of blocks whose saved tensors waited on the host: see [`Knobs`](crate::Knobs).
     pub offloaded_blocks: usize,
-    /// Whether each parameter was updated as soon as its gradient was complete: see
+    /// True if each parameter was updated as soon as its gradient was complete: see
     /// [`Knobs`](crate::Knobs).
     pub fused_update: bool,
-    /// Whether the update was left out because the loss or a gradient was not finite.
+    /// True if the update was left out because the loss or a gradient was not finite.
     pub skipped: bool,
-    /// Samples that could not be read and were left out, as indices of the data set: see
+    /// Indices in the data set of samples that could not be read and were left out: see
     /// [`OnBadSample`](lowtide_data::OnBadSample).
     pub bad_samples: Vec<usize>,
     /// The attempts that were rolled back, in order.
     pub retries: Vec<Retry>,
-    /// Highest reserved bytes of the run so far.
+    /// Highest number of reserved bytes in the run so far.
     pub reserved_peak_bytes: usize,
     /// Wall time of the step, with its retries.
     pub seconds: f64,
-    /// Whether an evaluation follows, unless an observer ends the run here.
+    /// True if an evaluation follows, unless an observer ends the run here.
     pub is_evaluated: bool,
 }
 
-/// An attempt that was rolled back, and how the step went on.
+/// An attempt that was rolled back, and the recovery after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Retry {
     /// The failed allocation.
     pub failure: Box<OutOfMemory>,
-    /// The rung of the recovery ladder that followed.
+    /// The rung of the recovery ladder for the next attempt.
     pub recovery: Recovery,
 }
 
@@ -104,31 +105,31 @@ pub struct Retry {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Recovery {
-    /// Caches dropped, the same plan again: the same bits.
+    /// The caches are dropped and the same plan is tried again. The bits stay the same.
     SamePlan,
-    /// Memory had come back, the same plan again: the same bits.
+    /// Memory has come back and the same plan is tried again. The bits stay the same.
     Waited {
-        /// Since the step began.
+        /// Seconds from the start of the step to the retry.
         seconds: f64,
     },
-    /// Results that are cheap not kept for backward, which computes them again: the same bits.
+    /// Backward computes cheap results again, so that they are not kept. The bits stay the same.
     CheapRecomputation,
-    /// Fewer values kept for backward, which computes them again: the same bits.
+    /// Backward computes more blocks again, so that fewer values are kept. The bits stay the same.
     MoreRecomputation {
-        /// Blocks that are recomputed now.
+        /// Number of blocks that are recomputed now.
         blocks: usize,
     },
-    /// Tensors that blocks keep for backward wait in memory of the host: the same bits.
+    /// Saved tensors of blocks wait in memory of the host. The bits stay the same.
     Offload {
-        /// Blocks that are offloaded now.
+        /// Number of blocks that are offloaded now.
         blocks: usize,
     },
-    /// Each parameter updated as soon as its gradient is complete: the same bits.
+    /// Each parameter is updated as soon as its gradient is complete. The bits stay the same.
     FusedUpdate,
-    /// Smaller micro-batches of the same logical batch: the same numbers up to the order of
-    /// float additions.
+    /// The micro-batches of the same logical batch are smaller. The numbers stay the same up to the
+    /// order of float additions.
     SmallerMicroBatch {
-        /// The new size.
+        /// The new number of samples.
         micro_batch: usize,
     },
 }
@@ -136,36 +137,36 @@ pub enum Recovery {
 /// An evaluation, of one set or several.
 #[derive(Clone, Debug)]
 pub struct EvaluationReport {
-    /// The epoch that it ends or lies in, counted from 1.
+    /// The epoch of the evaluation, counted from 1.
     pub epoch: u64,
-    /// Whether it ends the epoch.
+    /// True if the evaluation is at the end of the epoch.
     pub ends_epoch: bool,
-    /// Steps so far.
+    /// Number of steps so far.
     pub step: u64,
-    /// Each set's name and score, in the order in which they were given.
+    /// The name and score of each set, in the order of [`Fit::evaluate`](crate::Fit::evaluate).
     pub scores: Vec<(String, Score)>,
     /// Wall time of the evaluation.
     pub seconds: f64,
 }
 
 impl EvaluationReport {
-    /// A value by the names of its set and metric (`loss` is one), such as `("test", "accuracy")`.
+    /// The value of a metric of a set, such as `("test", "accuracy")`. `loss` is a metric too.
     pub fn value(&self, set: &str, metric: &str) -> Option<f64> {
         let (_, score) = self.scores.iter().find(|(name, _)| name == set)?;
         score.value(metric)
     }
 }
 
-/// A training between two steps, as observers see it: they may look at all of it, save it, and set
-/// the learning rate.
+/// A training between two steps, as observers see it. An observer may read all of it, save it, and
+/// set the learning rate.
 pub trait Training {
-    /// Where the training is.
+    /// The position of the training: its step, epoch and batch.
     fn position(&self) -> Position;
 
-    /// Where it computes; its allocator tells of the memory.
+    /// The device of the training, whose allocator has the memory statistics.
     fn device(&self) -> &Device;
 
-    /// How it runs.
+    /// The plan of the run.
     fn current_plan(&self) -> Option<&Plan>;
 
     /// The model's parameters and buffers.
@@ -174,53 +175,53 @@ pub trait Training {
     /// The optimizer, for instance to set its learning rate.
     fn optimizer(&mut self) -> &mut dyn Stateful;
 
-    /// The score of everything in `loader`, by the averages of the parameters if there are any, of
-    /// this rank alone.
+    /// The score of everything in `loader`, computed on this rank alone. If the optimizer keeps
+    /// averages of the parameters, the score uses them.
     ///
     /// # Errors
     /// Errors of an evaluation.
     fn evaluate(&mut self, loader: &Loader) -> Result<Score>;
 
-    /// Everything that the next step depends on, to be written as a checkpoint, now or by another
-    /// thread: see [`Trainer::snapshot`](crate::Trainer::snapshot).
+    /// A copy of everything that the next step depends on. A checkpoint can be written from it, now
+    /// or by another thread: see [`Trainer::snapshot`](crate::Trainer::snapshot).
     ///
     /// # Errors
     /// Errors of [`Trainer::snapshot`](crate::Trainer::snapshot).
     fn snapshot(&mut self) -> Result<Snapshot>;
 
-    /// Bytes that a snapshot takes at most, once the optimizer has its state.
+    /// Largest bytes of a snapshot, which include the optimizer's state.
     fn snapshot_bytes(&mut self) -> usize;
 
-    /// Bytes of a snapshot for the tensors of the model, and bytes for their names.
+    /// Bytes of a snapshot for the tensors of the model, and for their names.
     fn learned_bytes(&mut self) -> [usize; 2];
 }
 
 /// A receiver of the reports of a run, which may act between two steps. Every method does nothing
-/// by default. Plans do not count memory of the device that an observer takes.
+/// by default. Plans do not count device memory that an observer allocates.
 pub trait Observer {
-    /// Before the first step.
+    /// Called before the first step.
     ///
     /// # Errors
-    /// Ends the run.
+    /// An error ends the run.
     fn on_start(&mut self, _start: &RunStart, _training: &mut dyn Training) -> Result<()> {
         Ok(())
     }
 
-    /// In a step, when a phase begins: `forward`, `backward` or `optimizer`.
+    /// Called when a phase of a step begins: `forward`, `backward` or `optimizer`.
     fn on_phase(&mut self, _step: u64, _phase: &'static str) {}
 
-    /// After a step has been committed.
+    /// Called after a step has been committed.
     ///
     /// # Errors
-    /// Ends the run; the step stays committed.
+    /// An error ends the run; the step stays committed.
     fn on_step(&mut self, _report: &StepReport, _training: &mut dyn Training) -> Result<Flow> {
         Ok(Flow::Continue)
     }
 
-    /// After an evaluation.
+    /// Called after an evaluation.
     ///
     /// # Errors
-    /// Ends the run.
+    /// An error ends the run.
     fn on_evaluation(
         &mut self,
         _report: &EvaluationReport,
@@ -229,10 +230,10 @@ pub trait Observer {
         Ok(Flow::Continue)
     }
 
-    /// After the last step, however the run ended, unless with an error.
+    /// Called after the last step of a run that ends without an error.
     ///
     /// # Errors
-    /// Ends the run with this error.
+    /// The run ends with this error.
     fn on_end(&mut self, _training: &mut dyn Training) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Batches in memory that a device copies from by itself.
+//! Batches in page-locked memory, from which a device copies by itself.
 
 use lowtide_allocator::{AllocError, SourceError};
 use lowtide_data::{DataError, Loader};
@@ -6,17 +6,17 @@ use lowtide_tensor::{Device, TensorError};
 
 use crate::error::Result;
 
-/// Lets a loader build its batches in page-locked memory, from which an NVIDIA device copies
-/// without the thread that trains; before its first epoch. A run then copies the first part of the
-/// next batch during a step, where the budget has [room](crate::Plan::copy_ahead_bytes) for it. For
-/// another device, and where there is not as much such memory, the loader stays as it is. Whether
-/// it has it.
+/// Makes a loader build its batches in page-locked memory, from which an NVIDIA device copies
+/// without the training thread. To be called before the first epoch of the loader. A run then
+/// copies the first part of the next batch during a step, if the budget has
+/// [room](crate::Plan::copy_ahead_bytes). The loader stays as it is for another device, or if there
+/// is too little page-locked memory. Returns true if the loader has page-locked memory.
 ///
 /// # Errors
 /// Other errors of the driver.
 ///
 /// # Panics
-/// If an epoch of the loader is still there.
+/// If an epoch of the loader still exists.
 pub fn lock_pages(loader: &mut Loader, device: &Device) -> Result<bool> {
     let ring = match device.page_locked_ring(loader.page_locked_bytes()) {
         Err(TensorError::Alloc(error)) if is_short(&error) => None,

@@ -1,4 +1,5 @@
-//! Progress on the terminal: a bar, or a plain line per evaluation where there is none.
+//! Progress on the terminal: a bar, or one line for each evaluation if standard error is no
+//! terminal.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -16,14 +17,14 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     epoch_count: u64,
     steps_before: u64,
-    /// The plan's peak, until a step took more.
+    /// The plan's peak; `None` once a step took more.
     predicted_peak_bytes: Option<usize>,
-    /// Losses of the steps since the last evaluation: their sum and how many.
+    /// Sum and number of the losses since the last evaluation.
     losses: (f64, u64),
 }
 
 impl Progress {
-    /// A bar if standard error is a terminal, lines otherwise.
+    /// Shows a bar if standard error is a terminal, lines otherwise.
     #[expect(clippy::new_without_default, reason = "it looks at the terminal")]
     pub fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| ProgressBar::no_length().with_style(style()));
@@ -34,7 +35,7 @@ impl Progress {
     fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(line),
-            // Nothing is lost with a progress line when standard error is closed.
+            // If standard error is closed, progress lines are dropped.
             None => drop(writeln!(io::stderr(), "{line}")),
         }
     }
@@ -76,7 +77,7 @@ impl Observer for Progress {
                     format!("on with micro-batches of {micro_batch}")
                 }
             };
-            // The whole ledger is in the metrics and in the report.
+            // The whole ledger is in the metrics and in the report; the line has only its headline.
             let what = retry.failure.headline();
             self.say(&format!("step {}: {what}; rolled back, {then}", report.step));
         }

@@ -1,28 +1,28 @@
-//! How well a model does: sums over samples, under their names.
+//! Scores of a model: sums over samples, with their names.
 
 use std::borrow::Cow;
 
 use lowtide_nn::Better;
 use serde::{Deserialize, Serialize};
 
-/// Sums over evaluated samples. Those of parts add up to those of the whole, so that a score does
-/// not depend on how its samples were cut into batches.
+/// Sums over evaluated samples. The scores of parts add up to the score of the whole, so a score
+/// does not depend on the cut of its samples into batches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
     /// Sum of the losses.
     pub loss_sum: f64,
-    /// How many targets counted (or the sum of their weights).
+    /// The number of targets that count, or the sum of their weights.
     pub count: f64,
     metrics: Vec<Metric>,
 }
 
 impl Score {
-    /// A score of nothing but the loss.
+    /// A score with the loss only.
     pub fn new(loss_sum: f64, count: f64) -> Score {
         Score { loss_sum, count, metrics: Vec::new() }
     }
 
-    /// Adds a metric, in place of one of the same name.
+    /// Adds a metric, or replaces the metric of the same name.
     #[must_use]
     pub fn with(mut self, metric: Metric) -> Score {
         match self.metrics.iter_mut().find(|other| other.name == metric.name) {
@@ -37,24 +37,24 @@ impl Score {
         self.loss_sum / self.count
     }
 
-    /// The metrics beside the loss, in the order in which the task names them.
+    /// The metrics besides the loss, in the order of the task.
     pub fn metrics(&self) -> &[Metric] {
         &self.metrics
     }
 
-    /// The value of the metric of this name, or of `loss`; `None` if there is none.
+    /// The value of the metric `name`, or of `loss`; `None` if there is no such metric.
     pub fn value(&self, name: &str) -> Option<f64> {
         let metric = self.metrics.iter().find(|metric| metric.name == name);
         metric.map(Metric::value).or_else(|| (name == "loss").then(|| self.loss()))
     }
 
-    /// The fraction of predictions that are right, of tasks that have it: `value("accuracy")`, NaN
-    /// without targets or without such a metric.
+    /// The fraction of right predictions, `value("accuracy")`. NaN without targets or without such
+    /// a metric.
     pub fn accuracy(&self) -> f64 {
         self.value("accuracy").unwrap_or(f64::NAN)
     }
 
-    /// The names of all values with the values, the loss first.
+    /// The names and values of all metrics, the loss first.
     pub fn values(&self) -> impl Iterator<Item = (&str, f64)> {
         let metrics = self.metrics.iter().map(|metric| (metric.name(), metric.value()));
         std::iter::once(("loss", self.loss())).chain(metrics)
@@ -73,7 +73,7 @@ impl Score {
     }
 }
 
-/// A value that is made of sums: one ratio, or the mean of several (one for each class).
+/// A metric that is made of sums: one ratio, or the mean of several (one for each class).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     name: Cow<'static, str>,
@@ -92,7 +92,7 @@ pub struct Ratio {
     pub whole: f64,
 }
 
-/// What is made of the mean of the ratios.
+/// The function that is applied to the mean of the ratios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Form {
     Mean,
@@ -101,19 +101,19 @@ enum Form {
 }
 
 impl Metric {
-    /// The part of `whole` that is right, from 0 to 1: an accuracy, a recall.
+    /// A fraction `part / whole` from 0 to 1, such as an accuracy or a recall.
     pub fn fraction(name: impl Into<Cow<'static, str>>, part: f64, whole: f64) -> Metric {
         Metric::fractions(name, vec![Ratio { part, whole }])
     }
 
-    /// The mean of several fractions, those that are 0 / 0 left out: the mean over classes of
-    /// intersections over unions, or of F1 = 2 · hits / (predicted + actual).
+    /// The mean of several fractions; fractions of 0 / 0 are left out. Examples are the mean over
+    /// classes of intersection over union, or of F1 = 2 · hits / (predicted + actual).
     pub fn fractions(name: impl Into<Cow<'static, str>>, ratios: Vec<Ratio>) -> Metric {
         let (name, form) = (name.into(), Form::Mean);
         Metric { name, unit: Cow::Borrowed(""), better: Better::Higher, form, ratios }
     }
 
-    /// A sum of errors over their count, in a unit: a mean absolute error.
+    /// A sum of errors divided by their count, in a unit, such as a mean absolute error.
     pub fn mean_error(
         name: impl Into<Cow<'static, str>>,
         unit: &'static str,
@@ -125,7 +125,7 @@ impl Metric {
         Metric { name, unit, better: Better::Lower, form: Form::Mean, ratios }
     }
 
-    /// The root of a sum of squares over their count, in a unit.
+    /// The root of a sum of squares divided by their count, in a unit.
     pub fn root_mean_square(
         name: impl Into<Cow<'static, str>>,
         unit: &'static str,
@@ -135,12 +135,12 @@ impl Metric {
         Metric { form: Form::Root, ..Metric::mean_error(name, unit, squares, count) }
     }
 
-    /// `exp(loss_sum / count)`, of a loss in nats.
+    /// `exp(loss_sum / count)`, for a loss in nats.
     pub fn perplexity(loss_sum: f64, count: f64) -> Metric {
         Metric { form: Form::Exponential, ..Metric::mean_error("perplexity", "", loss_sum, count) }
     }
 
-    /// The other direction: a fraction of mistakes, an error that is a gain.
+    /// Sets whether higher or lower values are better, for example for a fraction of mistakes.
     #[must_use]
     pub fn better(mut self, better: Better) -> Metric {
         self.better = better;
@@ -152,12 +152,12 @@ impl Metric {
         &self.name
     }
 
-    /// The unit of its value; empty for a plain number.
+    /// The unit of the value; empty for a plain number.
     pub fn unit(&self) -> &str {
         &self.unit
     }
 
-    /// Whether a higher value is a better one.
+    /// The direction of better values: higher or lower.
     pub fn is_better_when(&self) -> Better {
         self.better
     }
@@ -186,14 +186,13 @@ impl Metric {
     }
 }
 
-/// Scores in a form that other ranks read: JSON, with the bits of floats, which may be infinite or
-/// NaN.
+/// Encodes scores for other ranks: JSON with the bits of the floats, which may be infinite or NaN.
 pub(crate) fn encoded(scores: &[Score]) -> Vec<u8> {
     let scores: Vec<ScoreWords> = scores.iter().map(ScoreWords::of).collect();
     serde_json::to_vec(&scores).expect("plain values")
 }
 
-/// What was [encoded]; `None` if it is something else.
+/// Decodes scores that were [encoded]; `None` for other bytes.
 pub(crate) fn decoded(bytes: &[u8]) -> Option<Vec<Score>> {
     let scores: Vec<ScoreWords> = serde_json::from_slice(bytes).ok()?;
     Some(scores.into_iter().map(ScoreWords::into_score).collect())

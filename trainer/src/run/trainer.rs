@@ -42,27 +42,27 @@ pub struct Trainer<T, O> {
     pub(crate) options: Options,
     pub(crate) scaler: LossScaler,
     pub(crate) division: Chosen<T>,
-    /// Set by the first plan, with the shape of the run that it is for; single steps have none.
+    /// The plan with the shape of the run that it is for. A plan of single steps has no shape.
     pub(crate) plan: Option<(Plan, Option<RunShape>)>,
-    /// The knobs of the plan, or those of a recovery that needs less.
+    /// The knobs of the plan, or smaller knobs after a recovery.
     pub(crate) knobs: Knobs,
     pub(crate) step: u64,
-    /// Epochs finished.
+    /// Number of finished epochs.
     pub(crate) epoch: u64,
-    /// The place where the next epoch goes on, if a part of it is done.
+    /// The position at which the next epoch continues, if a part of it is done.
     pub(crate) in_epoch: Option<LoaderState>,
     pub(crate) growth: Growth,
     pub(crate) proofs: Proofs,
     pub(crate) packed_lengths: PackedLengths,
     pub(crate) skipped_in_a_row: u64,
     pub(crate) retried_steps: u64,
-    /// The step that was cut off while it was written.
+    /// The step that was cut off while it was written, and the error of the device.
     pub(crate) torn: Option<(u64, Arc<NnError>)>,
 }
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// A trainer before its first step. The task's parameters are on `device`, or on any device if
-    /// ranks are going to [divide](Trainer::divide) them.
+    /// A trainer before its first step. The task's parameters must be on `device`, unless ranks are
+    /// going to [divide](Trainer::divide) the model.
     pub fn new(device: &Device, mut task: T, optimizer: O, options: Options) -> Self {
         name_tensors(task.parameters());
         let scaler = options.scaler.clone().unwrap_or_else(|| options.precision.scaler());
@@ -88,7 +88,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
     }
 
-    /// The device that it trains on.
+    /// The device that the trainer trains on.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -98,15 +98,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &self.task
     }
 
-    /// The task, for instance to save its parameters.
+    /// The task, for example to save its parameters.
     pub fn task_mut(&mut self) -> &mut T {
-        // A model that is changed may need more in a step.
+        // A changed model may need more memory in a step.
         self.proofs = Proofs::default();
         self.packed_lengths = PackedLengths::default();
         &mut self.task
     }
 
-    /// The options, as they were decided.
+    /// The options of the trainer.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -116,7 +116,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         &self.optimizer
     }
 
-    /// The optimizer, for instance to set its learning rate.
+    /// The optimizer, for example to set its learning rate.
     pub fn optimizer_mut(&mut self) -> &mut O {
         &mut self.optimizer
     }
@@ -126,7 +126,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.options.wait = wait;
     }
 
-    /// Sets [`Options::offload`]; a plan that offloads has to be made after it.
+    /// Sets [`Options::offload`]. A plan that offloads has to be made afterwards.
     pub fn set_offload(&mut self, host: Option<Device>) {
         self.options.offload = host;
     }
@@ -143,7 +143,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.division = Chosen::new(Groups::of(&self.options), &self.options);
     }
 
-    /// The loss scaler, as it is now.
+    /// The present loss scaler.
     pub fn scaler(&self) -> &LossScaler {
         &self.scaler
     }
@@ -154,33 +154,33 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Position { step: self.step, epoch: self.epoch, batch }
     }
 
-    /// The plan, once there is one.
+    /// The plan, if one has been made.
     pub fn current_plan(&self) -> Option<&Plan> {
         self.plan.as_ref().map(|(plan, _)| plan)
     }
 
-    /// Steps committed so far.
+    /// Number of steps committed or skipped so far.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Steps that had to be tried more than once.
+    /// Number of steps that had to be tried more than once.
     pub fn retried_steps(&self) -> u64 {
         self.retried_steps
     }
 
-    /// True if a step was cut off while it was written: parameters and optimizer state are then
-    /// those of no step, and there is no next one before a snapshot is restored.
+    /// True if a step was cut off while it was written. Parameters and optimizer state are then
+    /// inconsistent, and no step can follow until a snapshot is restored.
     pub fn is_torn(&self) -> bool {
         self.torn.is_some()
     }
 
-    /// Samples on the device at once, as things stand.
+    /// Number of samples that a pass takes at once, by the present knobs.
     pub fn micro_batch(&self) -> usize {
         self.knobs.micro_batch
     }
 
-    /// The knobs of steps, as things stand.
+    /// The present knobs of steps.
     pub fn knobs(&self) -> Knobs {
         self.knobs
     }
@@ -195,14 +195,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.plan_run(&fit, &PlanOptions::default())
     }
 
-    /// The plan for [`Trainer::run`], found by rehearsals on a simulated device: the fastest that
-    /// fits, or the one with given knobs.
+    /// Plans [`Trainer::run`] by rehearsals on a simulated device. The plan is the fastest that
+    /// fits, or has the given knobs.
     ///
     /// # Errors
-    /// `DoesNotFit` with the missing bytes and what would help; `Setting` for data without a batch,
-    /// and for knobs that cannot be: parts of a batch whose samples are coupled, or that may not be
-    /// split, or a fused update by an optimizer that updates all parameters together; errors of the
-    /// data or the model.
+    /// `DoesNotFit` with the missing bytes and remedies; `Setting` for data without a batch;
+    /// `Setting` for impossible knobs, such as parts of a batch whose samples are coupled or that
+    /// may not be split, or a fused update by an optimizer that updates all parameters together;
+    /// errors of the data or the model.
     pub fn plan_run(&mut self, fit: &Fit<'_>, options: &PlanOptions) -> Result<Plan> {
         self.divide()?;
         let examples = Examples::of(fit)?;
@@ -212,7 +212,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let copies_ahead = can_copy_ahead(&self.device, fit.train);
         let inputs = RunInputs { copies_ahead, ..self.run_inputs() };
         let mut plan = self.planner(inputs, &events, batch_size).plan(options)?;
-        // The copy of a training on another device is in the memory of the process.
+        // On another device the copy is in the memory of the process, outside the budget.
         if self.options.background_checkpoints && self.device.kind() == DeviceKind::Cpu {
             let held_bytes = self.snapshot_bytes();
             let inputs = RunInputs { held_bytes, ..self.run_inputs() };
@@ -247,23 +247,24 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.plan = Some((plan.clone(), shape));
     }
 
-    /// The least capacity of the device that has a [plan](Trainer::plan_run): with a byte less
-    /// there is none. It takes about as long as a plan that does not fit, and whatever the capacity
-    /// is now, it is the same. Parameters that ranks divide have to be [divided](Trainer::divide)
-    /// before. `forecasts` are those that were made of this training before.
+    /// The least capacity of the device that has a [plan](Trainer::plan_run): with one byte less
+    /// there is no plan. The result does not depend on the present capacity. The search takes about
+    /// as long as a plan that does not fit. Parameters that ranks divide have to be
+    /// [divided](Trainer::divide) before. `forecasts` are earlier forecasts of this training.
     ///
     /// # Errors
-    /// Errors of [`Trainer::plan_run`] but `DoesNotFit`.
+    /// Errors of [`Trainer::plan_run`] except `DoesNotFit`.
     pub fn least_bytes(&self, fit: &Fit<'_>, forecasts: &Forecasts) -> Result<usize> {
         let examples = Examples::of(fit)?;
         let events = examples.events(&self.shape_of(fit));
         self.planner(self.run_inputs(), &events, examples.batch_size()).least_bytes(forecasts)
     }
 
-    /// Forecasts of a run with the whole batch at once, with halves, quarters and so on, each
-    /// with nothing recomputed, with what is cheap, and with every block; and as planned. Only
-    /// those of which none is both faster and smaller are given, the fastest first. `forecasts` are
-    /// those that were made of this training before.
+    /// Forecasts of a run with the whole batch at once, with halves, quarters and so on. Each size
+    /// is tried with nothing recomputed, with cheap results recomputed, and with every block
+    /// recomputed. A forecast is left out if another is both faster and smaller; the forecast of
+    /// the present plan is always given. The fastest comes first. `forecasts` are earlier forecasts
+    /// of this training.
     ///
     /// # Errors
     /// Errors of the data or the model.
@@ -285,7 +286,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Planner { inputs, events, batch_size, splitting: self.splitting() }
     }
 
-    /// The shape of a run from where the training is.
+    /// The shape of a run that begins at the present position.
     pub(crate) fn shape_of(&self, fit: &Fit<'_>) -> RunShape {
         let goes_on = |state: &LoaderState| fit.train.check(*state).is_ok();
         let begin = self.in_epoch.filter(goes_on).map_or(0, |state| state.batch);
@@ -319,10 +320,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.division.get()
     }
 
-    /// Leaves of the model what this rank has of it, on the device of the training, as
-    /// [`Options::parallelism`] says: before the first plan or step, which do it themselves. The
-    /// model may be on another device before, which has room for all of it. A model that becomes a
-    /// pipeline is [cut](Trainer::cut) instead.
+    /// Reduces the model to the parts of this rank, on the device of the training, as
+    /// [`Options::parallelism`] says. Plans and steps call this themselves. Before the call the
+    /// model may be on another device that has room for all of it. A pipeline is
+    /// [cut](Trainer::cut) instead.
     ///
     /// # Errors
     /// `OutOfMemory`; `Setting` for a model whose features cannot be shared.
@@ -330,19 +331,19 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.division.get().divide(&mut self.task, &self.device, &self.options)
     }
 
-    /// Cuts the model into stages, where [`Options::parallelism`] says so, by a batch that is like
-    /// those it is trained on, and keeps the stage of this rank, on the device of the training:
-    /// before the first plan or step, which do it themselves. The model may be on another device
-    /// before, which has room for all of it.
+    /// Cuts the model into stages, if [`Options::parallelism`] asks for a pipeline, and keeps the
+    /// stage of this rank, on the device of the training. `example` is a batch like the training
+    /// batches. Plans and steps call this themselves. Before the call the model may be on another
+    /// device that has room for all of it.
     ///
     /// # Errors
-    /// `Setting` for a model that cannot be cut so, and for what a pipeline does not go with;
-    /// `OutOfMemory`; those of a forward pass; `Ranks` for what another rank met.
+    /// `Setting` for a model that cannot be cut, and for options that do not work with a pipeline;
+    /// `OutOfMemory`; errors of a forward pass; `Ranks` for an error of another rank.
     pub fn cut(&mut self, example: &BatchView<'_>) -> Result<()> {
         self.division.get().cut(&mut self.task, &self.device, &self.options, example)
     }
 
-    /// True if the model is to be a pipeline and is not cut yet.
+    /// True if the model has to be cut into a pipeline and is not cut yet.
     #[doc(hidden)]
     pub fn is_to_be_cut(&self) -> bool {
         self.division().is_to_be_cut()
@@ -354,8 +355,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         examples.train().map_or(Ok(()), |batch| self.cut(&batch.view()))
     }
 
-    /// The bytes that this rank sends in a step of `plan`, by the formula, beside the few by which
-    /// ranks agree and those of buffers, such as the running means of norms.
+    /// Bytes that this rank sends in a step of `plan`, by a formula. Votes, and buffers such as the
+    /// running means of norms, are not counted.
     pub fn sent_bytes(&mut self, plan: &Plan) -> usize {
         self.division.get().sent_bytes(plan, self.task.parameters())
     }
@@ -369,7 +370,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Ok` if this rank has the whole model.
     ///
     /// # Errors
-    /// `Setting` where it has not.
+    /// `Setting` if this rank has only a part of the model.
     #[doc(hidden)]
     pub fn check_alone(&self) -> Result<()> {
         if self.division().state().has_whole_model() {

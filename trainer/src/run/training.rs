@@ -1,4 +1,4 @@
-//! The loop, in the order in which time passes.
+//! The training loop, in the order of time.
 
 use std::mem;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ use crate::step::{Step, StepOutcome};
 use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
-    /// Trains for `epochs` epochs of `train` from where the training is, evaluating `test` after
-    /// each; the last score: [`Trainer::run`] with the usual choices.
+    /// Trains for `epochs` more epochs of `train` and evaluates `test` after each: [`Trainer::run`]
+    /// with the usual options. Returns the last score.
     ///
     /// # Errors
     /// Errors of [`Trainer::run`].
@@ -46,29 +46,29 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.run(&Fit::new(train).evaluate("test", test).epochs(epochs), observers)
     }
 
-    /// Trains from where the training is; the last score of the first set that is evaluated. A run
-    /// of one epoch and then of another is a run of two. Where an epoch was left in its middle, the
-    /// run goes on with its rest, unless `fit` has another loader. Makes a plan where there is none
-    /// for these shapes, batches and this capacity.
+    /// Trains from the present position. Returns the last score of the first set that is evaluated.
+    /// Two runs of one epoch each are the same as one run of two epochs. If an epoch is unfinished,
+    /// the run continues with its rest, unless `fit` has another loader. Makes a plan if there is
+    /// none for these shapes, batches and this capacity.
     ///
     /// # Errors
-    /// `DoesNotFit` before the first step, or when memory was taken away in mid-run and no smaller
-    /// plan fits what is left; `NotFinite`; errors of data, model and observers. Committed steps
-    /// stay, and the next call goes on after them. `Torn` if the device failed while a step was
-    /// written, and after that until an earlier state is restored.
+    /// `DoesNotFit` before the first step, or if memory was taken away during the run and no
+    /// smaller plan fits; `NotFinite`; errors of data, model and observers. Committed steps stay,
+    /// and the next call continues after them. `Torn` if the device failed while a step was
+    /// written, and in all later calls until an earlier state is restored.
     pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         let score = self.run_silently(fit, observers);
         self.told(score)
     }
 
-    /// [`Trainer::run`], of whose failure the other ranks do not hear yet.
+    /// Runs as [`Trainer::run`], without telling the other ranks about a failure.
     fn run_silently(
         &mut self,
         fit: &Fit<'_>,
         observers: &mut [&mut dyn Observer],
     ) -> Result<Score> {
         let plan = self.plan_of(fit)?;
-        // Memory that checkpoints are written from while the run goes on.
+        // Memory from which checkpoints are written while the run goes on.
         let allocator = self.device.allocator().clone();
         let _copy = match plan.checkpoint_copy_bytes {
             0 => None,
@@ -80,7 +80,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         let end = End::of(fit, self.position_of(rest.as_ref()));
         let batches = fit.train.batches_per_epoch();
         if rest.as_ref().is_some_and(|rest| rest.state().batch == batches) {
-            // The epoch was left behind its last batch: by a loader that dropped none, say.
+            // The epoch stands after its last batch, for example because an earlier loader did not
+            // drop the last one.
             (self.epoch, rest) = (self.epoch + 1, None);
         }
         self.in_epoch = rest.as_ref().map(Epoch::state);
@@ -97,7 +98,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         'run: while self.step < end.step {
             let number = self.epoch + 1;
             let mut epoch = rest.take().unwrap_or_else(|| fit.train.epoch(self.epoch));
-            // Read ahead over the end of the epoch, also while the sets are evaluated.
+            // Batches of the next epoch are read ahead, also while the sets are evaluated.
             if self.step + (epoch.remaining() as u64) < end.step {
                 epoch.build_ahead(self.epoch + 1);
             }
@@ -139,7 +140,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(score)
     }
 
-    /// The plan of a run, made now unless the present one is of a run of this shape.
+    /// The plan of a run. A plan is made unless the present one is for a run of this shape.
     fn plan_of(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         fit.check()?;
         self.divide()?;
@@ -153,7 +154,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
     }
 
-    /// A plan, as soon as there is memory for one within [`Options::wait`](crate::Options::wait).
+    /// Makes a plan. Waits up to [`Options::wait`](crate::Options::wait) until one fits.
     fn plan_when_it_fits(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         let mut waiting = Waiting::new(self.options.wait);
         loop {
@@ -184,12 +185,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(EvaluationReport { epoch, ends_epoch, step, scores, seconds })
     }
 
-    /// The score of everything in `loader`, on this rank alone or by all ranks, which are all here
-    /// then.
+    /// The score of everything in `loader`, on this rank alone or by all ranks, which then all have
+    /// to call this.
     pub(crate) fn score(&mut self, loader: &Loader, evaluators: Evaluators) -> Result<Score> {
         let (device, wait) = (&self.device, self.options.wait);
         let planned = self.plan.as_ref().map(|(plan, _)| plan);
-        // A plan that had to shrink says nothing about evaluations.
+        // A plan that had to shrink is no guide for evaluations.
         let planned = planned.filter(|plan| plan.knobs == self.knobs);
         let micro_batch =
             planned.map_or(self.knobs.micro_batch.max(1), |plan| plan.evaluation_batch);
@@ -202,11 +203,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         })
     }
 
-    /// One step on `batch`, for loops of one's own. Without a plan for as many samples it makes one
-    /// for two such steps, the first of which allocates the optimizer's state.
+    /// Runs one step on `batch`, for custom loops. Without a plan for a batch of this length, plans
+    /// two such steps; the first of them allocates the optimizer's state.
     ///
     /// # Errors
-    /// Errors of [`Trainer::fit`]; nothing has changed then, unless it is `Torn`.
+    /// Errors of [`Trainer::fit`]. On an error other than `Torn` nothing has changed.
     pub fn step(&mut self, batch: &Batch) -> Result<StepReport> {
         if self.current_plan().is_none_or(|plan| plan.batch_size < batch.len()) {
             self.plan_steps(&batch.view())?;
@@ -215,7 +216,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.told(report)
     }
 
-    /// One logical batch: attempts until one commits, then the bookkeeping of a new step.
+    /// Runs one logical batch: attempts until one commits, then the records of the step.
     fn train_step(
         &mut self,
         batch: &Batch,
@@ -255,7 +256,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             retries,
         };
         if is_clean {
-            // A longer batch than others needs less than the plan only for itself.
+            // Knobs for an unusually long packed batch apply to its own step only.
             self.knobs = knobs;
         }
         self.grow_back(&view, is_clean);
@@ -276,11 +277,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
                     self.knobs = attempts.knobs;
                     return Err(self.explained(*error, batch));
                 }
-                // This rank has rolled back, too: the other one finds out for itself what it does
-                // next.
+                // This rank has rolled back, too. The rank that failed decides alone about its next
+                // attempt.
                 Err(error) if is_of_another(&error) => {}
                 Err(error) => {
-                    // Without it, the same bits need less memory.
+                    // Without memory for copying ahead, the same bits need less memory.
                     upcoming.give_up();
                     match self.ladder(batch).recover(self.knobs, error, attempts) {
                         Ok((knobs, retry)) => {
@@ -297,8 +298,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
     }
 
-    /// One attempt at a step. On an error everything is as it was, which the live blocks have to
-    /// confirm, unless it is torn.
+    /// Makes one attempt at a step. After an error other than `Torn`, everything is as before,
+    /// which is checked by the live blocks.
     fn attempt(
         &mut self,
         batch: &BatchView<'_>,
@@ -306,7 +307,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepOutcome> {
         self.check_whole()?;
-        // Blocks of neighbours on the device are none of the step's.
+        // Blocks of other users of the device are not counted.
         let devices = [&self.device].into_iter().chain(&self.options.offload);
         let own: Vec<_> = devices.map(|device| device.allocator().own_blocks()).collect();
         let (step, knobs, promised_bytes) = (self.step + 1, self.knobs, self.proved_bytes(batch)?);
@@ -343,7 +344,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         })
     }
 
-    /// Bytes that a step is known to reserve, if its update is fused.
+    /// Bytes that a fused step is known to reserve; `None` if the update is not fused.
     fn proved_bytes(&mut self, batch: &BatchView<'_>) -> Result<Option<usize>> {
         if !self.knobs.fused_update {
             return Ok(None);
@@ -358,8 +359,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ladder { inputs: self.run_inputs(), batch: *batch, splitting: self.splitting() }
     }
 
-    /// Takes smaller knobs for a step on packed samples that are longer than those before, if it
-    /// has to.
+    /// Takes smaller knobs if necessary for a step on packed samples that are longer than all
+    /// earlier ones.
     fn admit(&mut self, batch: &BatchView<'_>) -> Result<()> {
         let mut packed_lengths = mem::take(&mut self.packed_lengths);
         let admitted = packed_lengths.admit(&self.ladder(batch), self.knobs);
@@ -368,7 +369,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(())
     }
 
-    /// Goes back to the planned knobs, or towards them, after a few clean steps.
+    /// Returns to the planned knobs, or a part of the way, after a few clean steps.
     fn grow_back(&mut self, batch: &BatchView<'_>, is_clean: bool) {
         let mut growth = self.growth;
         if growth.is_due_after(is_clean)
@@ -388,7 +389,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
         self.skipped_in_a_row += 1;
         let skipped = self.skipped_in_a_row;
-        // A scaler counts for itself.
+        // A scaler counts skipped steps itself.
         let NonFinite::Skip(skips_max) = self.options.non_finite else { return Ok(()) };
         if self.scaler.is_enabled() || skipped <= skips_max {
             return Ok(());
@@ -399,7 +400,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Err(self.explained(error, batch))
     }
 
-    /// The error with the findings of a second look at the batch, if this rank can look alone.
+    /// Adds the findings of a second computation of the batch to the error, if this rank has the
+    /// whole model.
     fn explained(&mut self, mut error: NotFinite, batch: &BatchView<'_>) -> TrainError {
         if self.check_alone().is_err() {
             return Box::new(error).into();
@@ -410,8 +412,8 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Box::new(error).into()
     }
 
-    /// Hands a result on. The other ranks hear of an error that ends the training here, unless they
-    /// have it too.
+    /// Returns `result`. Tells the other ranks about an error that ends the training here, unless
+    /// they have the error too.
     fn told<R>(&self, result: Result<R>) -> Result<R> {
         if let (Some(ranks), Err(error)) = (self.division().ranks(), &result)
             && !matches!(error, TrainError::NotFinite(_) | TrainError::Ranks(_))
@@ -431,9 +433,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         Ok(if words.contains(&Word::Stop) { Flow::Stop } else { Flow::Continue })
     }
 
-    /// Waits until every rank has said so, and gives what this rank has of the state to those that
-    /// still save or hash it: for after the last run. Only where
-    /// [ranks](crate::Options::ranks) divide [something](crate::Options::parallelism).
+    /// Waits until every rank has called this. Meanwhile gives the parts of this rank to ranks that
+    /// still save or hash the state. To be called after the last run. Does nothing unless
+    /// [ranks](crate::Options::ranks) divide the state of the training, see
+    /// [`Options::parallelism`](crate::Options::parallelism).
     ///
     /// # Errors
     /// `Ranks`.
@@ -452,7 +455,7 @@ pub(crate) enum Evaluators {
     AllRanks,
 }
 
-/// Asks every observer, also after one wants to stop.
+/// Asks all observers, even after one wants to stop.
 fn ask(
     observers: &mut [&mut dyn Observer],
     mut question: impl FnMut(&mut dyn Observer) -> Result<Flow>,

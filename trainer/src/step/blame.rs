@@ -14,8 +14,8 @@ use crate::step::turn::ModelTurn;
 use crate::task::contract::Task;
 
 impl NotFinite {
-    /// Adds the samples that are to blame, and the operation that began it, as far as they are
-    /// found by computing `batch` again with a look at every value.
+    /// Adds the samples that are to blame and the operation that made the first such value, if they
+    /// are found. Computes `batch` again with a check of every value.
     pub(crate) fn explain(
         &mut self,
         task: &mut impl Task,
@@ -45,7 +45,7 @@ impl NotFinite {
             let is_bad = |&index: &usize| {
                 turns.iter().any(|turn| {
                     let loss = loss_of_sample(task, passes, turn, batch, index);
-                    // A sample that cannot be computed alone is not to blame.
+                    // A sample that cannot be computed alone is not blamed.
                     loss.is_ok_and(|loss| !loss.is_finite())
                 })
             };
@@ -55,7 +55,7 @@ impl NotFinite {
     }
 }
 
-/// The loss of one sample of a batch, alone.
+/// The loss of a single sample of a batch.
 fn loss_of_sample(
     task: &impl Task,
     passes: PassOptions<'_>,

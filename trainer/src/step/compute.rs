@@ -1,4 +1,4 @@
-//! COMPUTE: the passes of a turn, and the gradients that they give.
+//! COMPUTE: the passes of a turn, and their gradients.
 
 use std::ops::Range;
 
@@ -15,21 +15,21 @@ use crate::step::summation::{Summation, tree_sum};
 use crate::step::turn::ModelTurn;
 use crate::task::contract::Task;
 
-/// Losses, gradients and buffers that passes over some samples gave.
+/// Losses, gradients and buffers from passes over some samples.
 pub(crate) struct Computed {
-    /// The sum of the losses, to be divided by the count of the step.
+    /// The sum of the losses, before the division by the count of the step.
     pub(crate) loss_sum: Tensor,
     pub(crate) gradients: Gradients,
-    /// Updates of buffers. Those of floats are sums over the deterministic shards.
+    /// Updates of buffers. Float buffers are sums over the deterministic shards.
     pub(crate) buffers: BufferUpdates,
-    /// The module that coupled samples, if one did.
+    /// The module that coupled samples, if any.
     pub(crate) coupling: Option<Coupling>,
-    /// Terms that were computed on their own and then added.
+    /// Number of terms that were computed separately and then added.
     pub(crate) term_count: usize,
 }
 
 impl Computed {
-    /// Takes gradients and buffers out of an attempt.
+    /// Takes gradients and buffers from an attempt.
     pub(crate) fn new(
         (loss_sum, coupling): (Tensor, Option<Coupling>),
         (gradients, buffers): (Gradients, BufferUpdates),
@@ -37,7 +37,7 @@ impl Computed {
         Computed { loss_sum, gradients, buffers, coupling, term_count: 1 }
     }
 
-    /// Adds what passes over other samples gave.
+    /// Adds the results of passes over other samples.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -45,7 +45,7 @@ impl Computed {
         self.loss_sum.add_(&other.loss_sum)?;
         self.gradients.add(other.gradients)?;
         for (id, value) in other.buffers.iter().filter(|(_, value)| value.dtype().is_float()) {
-            // Every pass writes the same ones.
+            // Every pass updates the same buffers.
             let Some(own) = self.buffers.get(id) else { continue };
             own.clone().add_(value)?;
         }
@@ -54,13 +54,13 @@ impl Computed {
         Ok(())
     }
 
-    /// Buffers of floats, in the order in which they were made.
+    /// Float buffers, in the order in which they were made.
     pub(crate) fn float_buffers(&self) -> Vec<Tensor> {
         let values = self.buffers.iter().map(|(_, value)| value.clone());
         values.filter(|value| value.dtype().is_float()).collect()
     }
 
-    /// Makes means of the buffers of floats, which are sums of `term_count` terms.
+    /// Divides the float buffers, which are sums of `term_count` terms, by this number.
     ///
     /// # Errors
     /// Errors of the device.
@@ -79,7 +79,7 @@ impl Computed {
 pub(crate) enum CastLife {
     /// From the first pass of the step to the last use in backward.
     Step,
-    /// One use: the parameter itself is whole for no longer.
+    /// A single use. The cast lives no longer than the gathered parameter.
     Use,
 }
 
@@ -99,7 +99,8 @@ impl<T: Task> Computation<'_, T> {
         self.passes.device
     }
 
-    /// A forward pass over some samples of the batch: the pass, and the sum of its losses.
+    /// Runs a forward pass over some samples of the batch. Returns the pass, and the sum of its
+    /// losses.
     ///
     /// # Errors
     /// Errors of the task.
@@ -125,8 +126,8 @@ impl<T: Task> Computation<'_, T> {
         Ok((pass, loss))
     }
 
-    /// Gradients of the mean loss, as far as they come from the samples of the batch. Everything is
-    /// enqueued then.
+    /// Computes the gradients of the mean loss from the samples of this rank's batch. All work is
+    /// enqueued when the call returns.
     ///
     /// # Errors
     /// Errors of a forward and a backward pass.
@@ -139,7 +140,7 @@ impl<T: Task> Computation<'_, T> {
         Ok(computed)
     }
 
-    /// Says that everything is enqueued, if no other turn follows.
+    /// Calls the hook for enqueued work, if this is the last turn.
     ///
     /// # Errors
     /// Errors of the hook.
@@ -159,7 +160,7 @@ impl<T: Task> Computation<'_, T> {
         tree_sum(0..shards.len(), of_shard, &Computed::add)
     }
 
-    /// Gradients that come from one deterministic shard.
+    /// Computes the gradients of one deterministic shard.
     fn compute_shard(&mut self, samples: Range<usize>) -> Result<Computed> {
         let attempt = Attempt::new();
         let (pass, loss) = self.forward(&attempt, samples)?;
@@ -171,8 +172,8 @@ impl<T: Task> Computation<'_, T> {
         Ok(Computed::new((loss_sum, coupling), attempt.into_parts()))
     }
 
-    /// Adds the gradients of the first `count` micro-batches to `attempt`; the sum of their losses,
-    /// and the module that coupled samples.
+    /// Adds the gradients of the first `count` micro-batches to `attempt`. Returns the sum of their
+    /// losses, and the module that coupled samples.
     ///
     /// # Errors
     /// Errors of a forward and a backward pass.
@@ -184,8 +185,8 @@ impl<T: Task> Computation<'_, T> {
         self.each_micro_batch(attempt, count, |pass, loss, seed| pass.backward_seeded(loss, seed))
     }
 
-    /// Gives each gradient of each micro-batch to `take` once it is complete; the sum of the
-    /// losses, and the module that coupled samples.
+    /// Gives each gradient of each micro-batch to `take` once it is complete. Returns the sum of
+    /// the losses, and the module that coupled samples.
     ///
     /// # Errors
     /// Errors of a forward and a backward pass, and of `take`.
@@ -200,7 +201,7 @@ impl<T: Task> Computation<'_, T> {
         })
     }
 
-    /// Runs the first `count` micro-batches, each forwards and then by `backward`.
+    /// Runs the first `count` micro-batches, each forwards and then with `backward`.
     fn each_micro_batch(
         &mut self,
         attempt: &Attempt,
@@ -213,7 +214,8 @@ impl<T: Task> Computation<'_, T> {
         let all = context.micro_batch_count();
         let are_alike = !is_packed(context.batch);
         for (index, samples) in context.micro_batches().enumerate().take(count) {
-            // After the first, which makes the gradients, all but the last do the same.
+            // The first micro-batch creates the gradients; all later ones but the last do the same
+            // work.
             let is_repeated = are_alike && (2..all - 1).contains(&index);
             if is_repeated && self.hooks.skips_repeated() {
                 continue;

@@ -1,9 +1,10 @@
-//! The step whose optimizer runs inside of backward: a parameter's gradient is gone before the next
-//! one is there.
+//! The step with a fused update: the optimizer runs inside backward, so that each gradient is freed
+//! before the next one exists.
 //!
-//! The step stays a transaction. A trial of the last micro-batch, which measures its gradients,
-//! finds first whatever could forbid the update. The memory that the second run takes is known from
-//! a rehearsal and promised by the allocator before anything is written.
+//! The step stays a transaction. A trial of the last micro-batch measures its gradients, and finds
+//! any error that forbids the update, before anything is written. The memory for computing the last
+//! micro-batch again is known from a rehearsal, and promised by the allocator before the first
+//! write.
 
 use std::collections::BTreeSet;
 
@@ -24,13 +25,14 @@ use crate::step::turn::ModelTurn;
 use crate::step::{Step, TurnOutcome, torn};
 use crate::task::contract::Task;
 
-/// The numbers of a trial of the last micro-batch, and the parameters that have a gradient.
+/// The result of a trial of the last micro-batch: its numbers, and the parameters that have a
+/// gradient.
 struct Trial {
     numbers: StepNumbers,
     leaves: BTreeSet<LeafId>,
 }
 
-/// The answer whether scaled gradients are infinite or NaN, which is known already.
+/// Gradients that are already checked: the scaler is only told whether one was infinite or NaN.
 struct Checked {
     has_overflowed: bool,
 }
@@ -43,7 +45,7 @@ impl ScaledGradients for Checked {
     }
 }
 
-/// True if something has to be known of all gradients before the first is used.
+/// True if all gradients must be checked before the first one is used.
 pub(crate) fn looks_first(options: &Options, scaler: &LossScaler) -> bool {
     let wants_norm = options.clip_norm.is_some() || options.gradient_norm;
     scaler.is_enabled() || options.non_finite != NonFinite::Ignore || wants_norm
@@ -53,7 +55,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// COMPUTE, PREPARE and COMMIT of a step of one turn.
     ///
     /// # Errors
-    /// Anything before the first parameter is written; everything is then as it was. `Torn` after.
+    /// All errors before the first parameter is written leave everything unchanged. `Torn`
+    /// afterwards.
     pub(crate) fn take_fused(
         &mut self,
         context: &StepContext<'_>,
@@ -90,7 +93,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         let coupling = coupling.or(own);
         let loss = match checked {
             Some((loss, _)) => loss,
-            // The update is written: a step whose loss cannot be read is not tried again.
+            // The update is written: if the loss cannot be read, the step is not tried again.
             None => {
                 let read = loss_sum.item_assuming(0.0f64);
                 read.map_err(|error| torn(self.number, error.into()))? / context.count
@@ -99,8 +102,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(TurnOutcome { loss, gradient_norm, skipped: false, coupling })
     }
 
-    /// Computes the gradients of the last micro-batch, on top of those that `attempt` has and
-    /// keeps, only to look at them.
+    /// Computes the gradients of the last micro-batch on top of the gradients in `attempt`, only to
+    /// check them. `attempt` keeps its gradients.
     fn try_last(
         &mut self,
         attempt: &Attempt,
@@ -145,11 +148,11 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok((Trial { numbers, leaves: leaves.into_iter().collect() }, coupling))
     }
 
-    /// The numbers of a trial: `values` are the sum of the losses, 0 if all gradients are finite,
-    /// and the squares of each.
+    /// The numbers of a trial, from `values`: the sum of the losses, a flag that is 0 if all
+    /// gradients are finite, and the squared norm of each gradient.
     fn numbers_of(&self, values: &[f64]) -> StepNumbers {
         let (loss_sum, is_finite) = (values[0], values[1] == 0.0);
-        // In order, from 0 on, as on a device.
+        // The sum runs in order and starts from 0, as on a device.
         let squares = values[2..].iter().fold(0.0, |sum, square| sum + square);
         let is_ignored = self.options.non_finite == NonFinite::Ignore;
         let not_finite = match (is_finite, loss_sum.is_finite()) {
@@ -161,7 +164,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         StepNumbers { loss_sum, gradient_norm, not_finite }
     }
 
-    /// Computes the gradients of the last micro-batch and updates with each as it is complete.
+    /// Computes the gradients of the last micro-batch, and updates with each gradient once it is
+    /// complete.
     fn apply_last(
         &mut self,
         context: &StepContext<'_>,
@@ -194,7 +198,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         hooks.on_phase("optimizer");
         drop(frozen);
         check_buffers(task.parameters(), &buffers)?;
-        // An update that is written from here on stays written.
+        // From here on, a written update cannot be taken back.
         let mut is_written = false;
         let mut apply = |leaf: LeafId, mut gradient: Tensor| -> Result<(), NnError> {
             if unscaled != 1.0 {
@@ -227,14 +231,14 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     }
 }
 
-/// The update that the last micro-batch makes.
+/// The inputs of the update by the last micro-batch.
 struct LastUpdate<'a> {
-    /// The attempt with the gradients of the micro-batches before.
+    /// The attempt with the gradients of the earlier micro-batches.
     attempt: &'a Attempt,
     /// Parameters that have a gradient.
     leaves: &'a BTreeSet<LeafId>,
-    /// The factor that shortens gradients, if they are too long.
+    /// The factor that clips gradients; `None` if they are short enough.
     clipped: Option<f64>,
-    /// The sum of the losses, unless a trial has added the last one already.
+    /// The sum of the losses, to which the last loss is added; `None` if a trial has added it.
     added_loss: Option<&'a mut Tensor>,
 }

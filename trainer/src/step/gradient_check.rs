@@ -1,4 +1,4 @@
-//! The one look at the numbers that a turn has computed, before any of them is written.
+//! The one check of the numbers of a turn, before anything is written.
 
 use std::collections::BTreeSet;
 
@@ -9,35 +9,35 @@ use lowtide_tensor::{DType, Device, Tensor, TensorResult, scale_and_check_finite
 use crate::error::{Result, TrainError};
 use crate::step::not_finite::NotFiniteWhat;
 
-/// The sum of the losses; 1 if a gradient is not finite, else 0; the sum of the squares of the
-/// gradients.
+/// The sum of the losses; a flag that is 1 if a gradient is not finite, else 0; the sum of the
+/// squares of all gradients.
 pub(crate) type OwnNumbers = [f64; 3];
 
-/// Loss and gradients of a turn, read together so that the device is waited for once.
+/// Loss and gradients of a turn, read together so that the host waits for the device only once.
 pub(crate) struct GradientCheck<'a> {
     pub(crate) device: &'a Device,
-    /// One f64 without dimensions.
+    /// A single f64 without dimensions.
     pub(crate) loss_sum: &'a Tensor,
     pub(crate) gradients: &'a mut Gradients,
-    /// Gradients whose length is counted elsewhere.
+    /// Gradients whose length another rank counts.
     pub(crate) counted_elsewhere: BTreeSet<LeafId>,
     /// True if the loss may be infinite or NaN.
     pub(crate) ignores_loss: bool,
-    /// True if the length of the gradients is asked for.
+    /// True if the length of the gradients is wanted.
     pub(crate) wants_norm: bool,
-    /// Makes the numbers of the whole model of those that were read here.
+    /// Turns the numbers of this rank into numbers of the whole model.
     pub(crate) complete: &'a dyn Fn(Result<OwnNumbers>) -> Result<OwnNumbers>,
     pub(crate) found: StepNumbers,
 }
 
-/// Numbers of a turn, as the host sees them.
+/// Numbers of a turn, read by the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepNumbers {
     /// The sum of the losses.
     pub(crate) loss_sum: f64,
-    /// The length of the gradients, taken as one vector, if it was asked for.
+    /// The length of all gradients as one vector, if requested.
     pub(crate) gradient_norm: Option<f64>,
-    /// The reason why the turn may not be committed, if there is one.
+    /// The reason why the turn may not be committed, if any.
     pub(crate) not_finite: Option<NotFiniteWhat>,
 }
 
@@ -54,21 +54,21 @@ impl GradientCheck<'_> {
     /// Checks gradients that are not scaled.
     ///
     /// # Errors
-    /// Errors of the device, and of the completion.
+    /// Errors of the device and of [`GradientCheck::complete`].
     pub(crate) fn check(&mut self) -> Result<()> {
         let flag = scale_and_check_finite(self.device, self.gradients.iter_mut(), 1.0);
         self.read(flag.map(Some).map_err(TrainError::from)).map(drop)
     }
 
-    /// Takes the gradients as they are.
+    /// Accepts the gradients without a check.
     ///
     /// # Errors
-    /// Errors of the device, and of the completion.
+    /// Errors of the device and of [`GradientCheck::complete`].
     pub(crate) fn accept(&mut self) -> Result<()> {
         self.read(Ok(None)).map(drop)
     }
 
-    /// The numbers of this device; 0 for those that are not asked for.
+    /// The numbers of this device. A number that is not requested is 0.
     fn own_numbers(&self, flag: Option<&Tensor>) -> Result<OwnNumbers> {
         let squares = if self.wants_norm {
             let leaves = self.gradients.leaves().zip(self.gradients.iter());
@@ -85,7 +85,8 @@ impl GradientCheck<'_> {
         Ok([loss_sum, flag.unwrap_or(0.0), values.next().unwrap_or(0.0)])
     }
 
-    /// True if something may not be committed; `flag` is 1 where that is a gradient, else 0.
+    /// Reads the numbers. Returns true if the step must not be committed. `flag` is 1 if a gradient
+    /// is not finite, else 0.
     fn read(&mut self, flag: Result<Option<Tensor>>) -> Result<bool> {
         let own = flag.and_then(|flag| self.own_numbers(flag.as_ref()));
         let [loss_sum, flag, squares] = (self.complete)(own)?;
@@ -100,8 +101,8 @@ impl GradientCheck<'_> {
     }
 }
 
-/// All elements of float tensors, one after the other; the device is waited for once. A simulated
-/// one assumes 0.
+/// All elements of float tensors in one list. Waits for the device once. On a simulated device
+/// every element is 0.
 pub(crate) fn read_together(numbers: &[&Tensor]) -> TensorResult<Vec<f64>> {
     let rows =
         numbers.iter().map(|number| number.to_dtype(DType::F64)?.reshape([number.element_count()]));

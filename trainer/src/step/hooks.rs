@@ -10,15 +10,15 @@ pub(crate) trait StepHooks {
     /// Called when a phase begins: `forward`, `backward` or `optimizer`.
     fn on_phase(&mut self, _phase: &'static str) {}
 
-    /// Called once the passes of all turns are enqueued, before the host waits for the last.
+    /// Called once the passes of all turns are enqueued, before the host waits for the last one.
     ///
     /// # Errors
-    /// Ends the attempt.
+    /// An error ends the attempt.
     fn on_enqueued(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Promises the memory that a fused update takes, before its first parameter is written.
+    /// Promises the memory for a fused update, before its first parameter is written.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -31,7 +31,7 @@ pub(crate) trait StepHooks {
         false
     }
 
-    /// Adds simulated seconds that the passes of this device do not show: of micro-batches that were
-    /// left out, and of waiting for other stages.
+    /// Adds simulated seconds that the passes on this device do not contain: of micro-batches that
+    /// were left out, and of waiting for other stages.
     fn add_skipped_seconds(&mut self, _seconds: f64) {}
 }

@@ -1,12 +1,12 @@
 //! One training step as a transaction: BEGIN, COMPUTE, PREPARE, COMMIT.
 //!
-//! Nothing that outlives the step is written before COMMIT, and COMMIT cannot run out of memory.
-//! An earlier failure drops the attempt, and with it everything that the step has made. Only a
-//! device can fail in COMMIT, which leaves no whole model.
+//! Nothing that outlives the step is written before COMMIT, and COMMIT cannot run out of memory. A
+//! failure before COMMIT drops the attempt and everything that the step has made. Only a failing
+//! device can interrupt COMMIT, and the model is then not whole.
 //!
-//! Where several models are trained in turn, the later ones see the updates of the earlier. Each
-//! turn but the last keeps copies of everything that it writes, and a step that fails puts them
-//! back.
+//! If several models are trained in turn, later turns see the updates of earlier turns. Each turn
+//! but the last keeps copies of all values that it overwrites. A step that fails restores these
+//! copies.
 
 pub(crate) mod blame;
 pub(crate) mod compute;
@@ -47,15 +47,15 @@ use crate::step::turn::{ModelTurn, optimizer_of};
 use crate::step::undo::Undo;
 use crate::task::contract::Task;
 
-/// Everything that a step reads and, at its end, writes.
+/// A step: everything that it reads and, at its end, writes.
 pub(crate) struct Step<'a, T, O> {
     pub(crate) device: &'a Device,
     pub(crate) task: &'a mut T,
     pub(crate) optimizer: &'a mut O,
     pub(crate) scaler: &'a mut LossScaler,
-    /// Counted from 1.
+    /// Number of the step, counted from 1.
     pub(crate) number: u64,
-    /// The run's key at this step.
+    /// The run's random key at this step.
     pub(crate) key: RandomKey,
     pub(crate) options: &'a Options,
     pub(crate) division: &'a dyn Division<T>,
@@ -65,17 +65,17 @@ pub(crate) struct Step<'a, T, O> {
 /// The outcome of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct StepOutcome {
-    /// Mean loss over the targets of the logical batch, before the update; the sum of all turns.
+    /// Mean loss over the targets of the logical batch, before the update. With several turns, the
+    /// sum of their losses.
     pub(crate) loss: f64,
-    /// The loss of each turn, by model, if there are turns.
+    /// The loss of each model, if there are turns.
     pub(crate) turn_losses: Vec<(String, f64)>,
-    /// Length of the gradient, before it was clipped, if that was computed.
+    /// Length of the gradient before clipping, if it was computed.
     pub(crate) gradient_norm: Option<f64>,
-    /// True if the update was left out because a gradient, or the loss, was not finite. Buffers
-    /// then keep their values too (in PyTorch they move), so that a skipped step changes only the
-    /// scale.
+    /// True if the update was skipped because a gradient, or the loss, was not finite. Buffers keep
+    /// their values too (in PyTorch they change), so a skipped step changes only the scale.
     pub(crate) skipped: bool,
-    /// The module that coupled the samples of the batch, if one did.
+    /// The module that coupled the samples of the batch, if any.
     pub(crate) coupling: Option<Coupling>,
 }
 
@@ -105,7 +105,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// Runs the step.
     ///
     /// # Errors
-    /// Anything before COMMIT; everything is then as it was at BEGIN. `Torn` in COMMIT.
+    /// Errors before COMMIT leave everything as it was at BEGIN. `Torn` in COMMIT.
     pub(crate) fn run(mut self, batch: &BatchView<'_>, knobs: Knobs) -> Result<StepOutcome> {
         let summation = Summation::of(self.options);
         let knobs = self.division.begin(knobs, self.optimizer, summation)?;
@@ -157,8 +157,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(outcome)
     }
 
-    /// COMPUTE, PREPARE and COMMIT of one turn. If others follow, copies of the values that it
-    /// writes are added to `undo` first.
+    /// COMPUTE, PREPARE and COMMIT of one turn. If other turns follow, copies of the values that it
+    /// overwrites are added to `undo` first.
     fn take_turn(
         &mut self,
         context: &StepContext<'_>,
@@ -229,8 +229,8 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         (computation, self.optimizer)
     }
 
-    /// Undoes the loss scale and waits for the device, once. A scaled gradient that overflowed is
-    /// always looked for, everything else unless it is to be ignored.
+    /// Removes the loss scale, and waits for the device once. With a loss scale, gradients are
+    /// always checked for overflow; all other checks follow the options.
     fn check(
         &mut self,
         turn: &ModelTurn,
@@ -259,9 +259,10 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(check.found)
     }
 
-    /// The length that gradients are clipped to, if it is computed.
+    /// The largest length of the gradients, or infinity if the length is only measured; `None` if
+    /// it is not computed.
     pub(crate) fn norm_max(&self) -> Option<f64> {
-        // Nothing is longer than an infinite norm.
+        // No gradient is longer than infinity, so nothing is clipped.
         let measured = self.options.gradient_norm.then_some(f64::INFINITY);
         self.options.clip_norm.or(measured)
     }
@@ -274,7 +275,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     /// The outcome of a turn whose gradients or loss are not finite.
     ///
     /// # Errors
-    /// `NotFinite` if the run ends with it.
+    /// `NotFinite` if the options say that the run ends.
     pub(crate) fn without_update(
         &self,
         what: NotFiniteWhat,
@@ -287,14 +288,14 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
         Ok(TurnOutcome { loss, gradient_norm: None, skipped: true, coupling })
     }
 
-    /// The error of a step whose gradients were not finite, once more, at any loss scale.
+    /// The error of a step whose gradients were not finite at any loss scale.
     fn without_scale(&self, error: AmpError, loss: f64) -> TrainError {
         let AmpError::TooManySkips { skipped, .. } = error else { return error.into() };
         let what = NotFiniteWhat::ScaledGradients { skipped: skipped.into() };
         Box::new(NotFinite::new(self.number, what, loss)).into()
     }
 
-    /// Takes the updates of earlier turns back, the last one first.
+    /// Takes back the updates of earlier turns, the last one first.
     ///
     /// # Errors
     /// `Torn` if the device fails.
@@ -308,7 +309,7 @@ impl<T: Task, O: Stateful> Step<'_, T, O> {
     }
 }
 
-/// The error of a step that a device cut off while it was written.
+/// The error of a step that a device failure interrupted in COMMIT.
 pub(crate) fn torn(step: u64, source: NnError) -> TrainError {
     TrainError::Torn { step, source: Arc::new(source) }
 }

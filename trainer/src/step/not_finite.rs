@@ -15,10 +15,10 @@ pub struct NotFinite {
     pub what: NotFiniteWhat,
     /// Mean loss of the logical batch.
     pub loss: f64,
-    /// Samples whose loss is not finite by itself, as indices of the data set; empty where no
-    /// single one is to blame.
+    /// Indices in the data set of samples whose own loss is not finite; empty if no single sample
+    /// is to blame.
     pub samples: Vec<usize>,
-    /// The operation that made the first such value from finite ones, if it was found.
+    /// The operation that made the first such value from finite inputs, if it was found.
     pub anomaly: Option<Anomaly>,
 }
 
@@ -30,20 +30,20 @@ pub enum NotFiniteWhat {
     Loss,
     /// A gradient; the loss is finite.
     Gradient,
-    /// The scaled gradients of several steps in a row: no loss scale is small enough.
+    /// The scaled gradients of several steps in a row. No loss scale is small enough.
     ScaledGradients {
-        /// Steps skipped in a row.
+        /// Number of steps skipped in a row.
         skipped: u64,
     },
     /// The loss or gradients of more steps in a row than may be skipped.
     Skipped {
-        /// Steps skipped in a row.
+        /// Number of steps skipped in a row.
         skipped: u64,
     },
 }
 
 impl NotFinite {
-    /// The error of a step in which `what` was found, whose cause is not known yet.
+    /// The error of a step in which `what` was found. The cause is not known yet.
     pub(crate) fn new(step: u64, what: NotFiniteWhat, loss: f64) -> NotFinite {
         NotFinite { step, what, loss, samples: Vec::new(), anomaly: None }
     }

@@ -1,4 +1,4 @@
-//! Training passes, and the one sum of the terms of a loss.
+//! Training passes, and the sum of the terms of a loss.
 
 use lowtide_autograd::{Attempt, Pass, Var};
 use lowtide_nn::Loss;
@@ -12,14 +12,14 @@ use crate::step::turn::ModelTurn;
 #[derive(Clone, Copy)]
 pub(crate) struct PassOptions<'a> {
     pub(crate) device: &'a Device,
-    /// The run's key at this step.
+    /// The run's random key at this step.
     pub(crate) key: RandomKey,
     pub(crate) precision: Precision,
 }
 
 impl PassOptions<'_> {
-    /// A training pass over the samples of the logical batch from `first_sample` on. Each turn has
-    /// random numbers of its own.
+    /// A training pass over the samples of the logical batch from `first_sample` on. Each turn
+    /// draws its own random numbers.
     pub(crate) fn pass(&self, attempt: &Attempt, turn: &ModelTurn, first_sample: usize) -> Pass {
         let key = turn.model().map_or(self.key, |model| self.key.op(model));
         let mut pass = Pass::train(key, attempt).with_first_sample(first_sample as u64);
@@ -34,11 +34,11 @@ impl PassOptions<'_> {
     }
 }
 
-/// The terms of a loss as one sum that is to be divided by `count`. Each term has a count of its
-/// own; a term whose count is 0 adds nothing.
+/// Joins the terms of a loss into one sum, to be divided by `count`. Each term is weighted for its
+/// own count; a term whose count is 0 adds nothing.
 ///
 /// # Errors
-/// `Setting` unless there is a count for each term; `OutOfMemory`.
+/// `Setting` unless each term has a count; `OutOfMemory`.
 pub(crate) fn joined(terms: Vec<Loss>, counts: &[f64], count: f64) -> Result<Var> {
     if terms.is_empty() || terms.len() != counts.len() {
         return Err(TrainError::Setting {

@@ -1,4 +1,4 @@
-//! PREPARE: everything of an update that can fail.
+//! PREPARE: the parts of an update that can fail.
 
 use lowtide_autograd::{BufferUpdates, Gradients};
 use lowtide_nn::check_buffers;
@@ -18,15 +18,16 @@ pub(crate) struct Preparation<'a, T> {
     pub(crate) division: &'a dyn Division<T>,
     pub(crate) turn: &'a ModelTurn,
     pub(crate) buffers: &'a BufferUpdates,
-    /// Given the values that are about to be written, if other turns follow.
+    /// Receives copies of the values that are overwritten, if other turns follow.
     pub(crate) undo: &'a mut Vec<Undo>,
 }
 
 impl<T: Task> Preparation<'_, T> {
-    /// The update by these gradients. State is `frozen` until it is there.
+    /// Prepares the update by these gradients. `frozen` keeps the state from being written until
+    /// then.
     ///
     /// # Errors
-    /// `OutOfMemory`; those of the optimizer.
+    /// `OutOfMemory`; errors of the optimizer.
     pub(crate) fn update<'o>(
         self,
         optimizer: &'o mut dyn Stateful,
@@ -52,7 +53,7 @@ impl<T: Task> Preparation<'_, T> {
     }
 }
 
-/// Keeps parameters, buffers and the optimizer's state from being written until it is dropped.
+/// Protects parameters, buffers and the optimizer's state against writes until it is dropped.
 pub(crate) struct Frozen(Vec<Tensor>);
 
 impl Frozen {

@@ -13,10 +13,10 @@ use crate::task::contract::Task;
 /// The order in which losses, gradients and counts of a batch are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Summation {
-    /// One micro-batch after the other, as large as the plan has them.
+    /// One micro-batch after the other, in the size of the plan.
     Sequential,
-    /// Along a tree of deterministic shards of this number of samples: the bits are the same on 1,
-    /// 2, 4, 8 ranks.
+    /// A tree of deterministic shards of this number of samples. The bits are the same on 1, 2, 4
+    /// or 8 ranks.
     Shards(usize),
 }
 
@@ -28,7 +28,7 @@ impl Summation {
         }
     }
 
-    /// Divisors of the loss, one for each of its terms, as far as the samples of `batch` count.
+    /// Divisors of the loss, one for each of its terms, counted over the samples of `batch`.
     ///
     /// # Errors
     /// Errors of the task; `Setting` for a batch that is not made of whole shards.
@@ -41,14 +41,14 @@ impl Summation {
     }
 }
 
-/// Adds counts of the terms of a loss.
+/// Adds the counts of loss terms.
 pub(crate) fn add_counts(own: &mut [f64], other: &[f64]) -> Result<()> {
     own.iter_mut().zip(other).for_each(|(sum, count)| *sum += count);
     Ok(())
 }
 
-/// The sum along a tree that halves the range, the first half being the longer one. Of a power of
-/// two of ranks, each has a subtree.
+/// The sum along a tree that halves the range; the first half is the longer one. With a power of
+/// two of ranks, each rank has a subtree.
 ///
 /// # Errors
 /// Errors of `one` and `add`.

@@ -7,16 +7,16 @@ use lowtide_nn::optim::{OneModel, Stateful};
 use crate::error::{Result, TrainError};
 use crate::task::contract::Task;
 
-/// One turn of a step: the training of one model, or of everything at once.
+/// One turn of a step: the training of one model, or of all parameters at once.
 pub(crate) struct ModelTurn {
-    /// Absent where one loss trains everything.
+    /// Absent if one loss trains all parameters.
     turn: Option<Turn>,
     /// True if no other turn of the step follows.
     pub(crate) is_last: bool,
 }
 
 impl ModelTurn {
-    /// The only turn of a step in which one loss trains everything.
+    /// The only turn of a step in which one loss trains all parameters.
     pub(crate) fn of_everything() -> ModelTurn {
         ModelTurn { turn: None, is_last: true }
     }
@@ -24,7 +24,7 @@ impl ModelTurn {
     /// The turns of a step of `task`, in order.
     ///
     /// # Errors
-    /// `Setting` for a model that has no parameter.
+    /// `Setting` for a model without parameters.
     pub(crate) fn all_of(task: &mut impl Task) -> Result<Vec<ModelTurn>> {
         let models = task.turns();
         if models.is_empty() {
@@ -44,21 +44,21 @@ impl ModelTurn {
         models.into_iter().enumerate().map(turn).collect()
     }
 
-    /// The turn as a pass knows it, if it is of one model.
+    /// The turn in the form that a pass takes; `None` if all parameters are trained.
     pub(crate) fn of_pass(&self) -> Option<&Turn> {
         self.turn.as_ref()
     }
 
-    /// The name of the model that is trained, if it is one of several.
+    /// The name of the trained model; `None` if all parameters are trained.
     pub(crate) fn model(&self) -> Option<&str> {
         self.turn.as_ref().map(Turn::model)
     }
 }
 
-/// The optimizer of `model`, or of everything where no model is named.
+/// The optimizer of `model`, or the whole optimizer if no model is named.
 ///
 /// # Errors
-/// `Setting` if the model has none.
+/// `Setting` if the model has no optimizer.
 pub(crate) fn optimizer_of<'a>(
     optimizer: &'a mut dyn Stateful,
     model: Option<&str>,

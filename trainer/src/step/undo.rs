@@ -1,4 +1,4 @@
-//! Undoing an update that a step wrote before its end.
+//! Undoing the update of an earlier turn when a later turn of the step fails.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::BufferUpdates;
@@ -8,7 +8,7 @@ use lowtide_tensor::{Device, Tensor};
 
 use crate::error::Result;
 
-/// Copies of everything that the update of one model is about to write.
+/// Copies of all values that the update of one model overwrites.
 pub(crate) struct Undo {
     model: String,
     /// Each tensor with its copy.
@@ -48,10 +48,10 @@ impl Undo {
         Ok(Undo { model: model.to_owned(), copies, optimizer: state })
     }
 
-    /// Puts everything back; allocates nothing.
+    /// Restores all copies; allocates nothing.
     ///
     /// # Errors
-    /// Errors of the device: some tensors are then as before and some are not.
+    /// Errors of the device. Some tensors are then restored and some are not.
     pub(crate) fn undo(
         self,
         parameters: &mut dyn Parameters,

@@ -1,4 +1,4 @@
-//! Images, or whatever else, to classes.
+//! Classification of images or other inputs.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{Pass, Var};
@@ -14,13 +14,13 @@ use crate::task::fields::{
 };
 use crate::task::outputs::Outputs;
 
-/// Images to classes by cross-entropy: fields `images` `[B, ..]` (floats, or bytes, which become
-/// values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in PyTorch;
-/// any other that names no class is an error of the step. Scored by `accuracy`, and by `top-k
-/// accuracy` if [`Classification::with_top`] says so.
+/// Classification of images by cross-entropy. Fields: `images` `[B, ..]` (floats, or bytes, which
+/// become values from 0 to 1) and `labels` `[B]` of i64. A label of -100 does not count, as in
+/// PyTorch; any other label outside the classes is an error of the step. Scored by `accuracy`, and
+/// by `top-k accuracy` with [`Classification::with_top`].
 ///
-/// Images that [`Mixed`](lowtide_data::Mixed) has mixed have the loss of both labels, each by its
-/// share.
+/// Images that [`Mixed`](lowtide_data::Mixed) has mixed have the loss of both labels, each weighted
+/// by its share.
 #[derive(Clone, Debug)]
 pub struct Classification<M> {
     model: M,
@@ -30,21 +30,21 @@ pub struct Classification<M> {
 }
 
 impl<M: Module + Clone> Classification<M> {
-    /// The task of training `model`, which returns logits [B, classes]. Images become the type of
-    /// its parameters.
+    /// The task of training `model`, which returns logits [B, classes]. Images are converted to the
+    /// type of the model's parameters.
     pub fn new(mut model: M) -> Self {
         let dtype = float_type(&mut model);
         Classification { model, dtype, input: "images", top: None }
     }
 
-    /// Reads the inputs from `field`, in place of `images`.
+    /// Reads the inputs from `field` instead of `images`.
     #[must_use]
     pub fn with_input(mut self, field: &'static str) -> Self {
         self.input = field;
         self
     }
 
-    /// Scores by the `k` most likely classes, too.
+    /// Also scores by the `k` most likely classes.
     #[must_use]
     pub fn with_top(mut self, k: usize) -> Self {
         self.top = Some(k);

@@ -1,4 +1,4 @@
-//! A task of functions.
+//! A task made of functions.
 
 use std::rc::Rc;
 
@@ -16,8 +16,8 @@ type LossOf<M> = dyn Fn(&M, &Pass, &Device, &BatchView<'_>) -> Result<Loss>;
 type CountOf = dyn Fn(&BatchView<'_>) -> Result<f64>;
 type ScoreOf<M> = dyn Fn(&M, &Device, &BatchView<'_>) -> Result<Score>;
 
-/// A task of a model and functions. What is said of a [`Task`] goes for them: they use the device
-/// that they are given, keep no tensor for the next call, and run without values, too.
+/// A task made of a model and functions. The functions follow the rules of a [`Task`]: they use the
+/// given device, keep no tensor for the next call, and also run without values.
 #[derive(Clone)]
 pub struct FnTask<M> {
     model: M,
@@ -27,8 +27,8 @@ pub struct FnTask<M> {
 }
 
 impl<M: Parameters + Clone + 'static> FnTask<M> {
-    /// The task of training `model` by this loss. Every sample of a batch counts once, and the
-    /// model is scored by its loss, unless the methods below say something else.
+    /// The task of training `model` by this loss. By default every sample of a batch counts once,
+    /// and the model is scored by its loss.
     pub fn new(
         model: M,
         loss: impl Fn(&M, &Pass, &Device, &BatchView<'_>) -> Result<Loss> + 'static,

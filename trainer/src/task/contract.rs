@@ -9,40 +9,40 @@ use crate::error::Result;
 use crate::run::score::Score;
 use crate::task::outputs::Outputs;
 
-/// A model together with what it should learn. Clones share their parameters.
+/// A model together with its training goal. Clones share their parameters.
 ///
-/// The planner runs a task on a simulated device too, with the tensors of [`Task::parameters`]
-/// exchanged for simulated ones: it makes the same allocations and has no values to read (see
-/// `Tensor::item_assuming`). So a task uses the device that it is given, and keeps no tensor from
-/// one call for the next but in parameters and buffers. What couples the samples of a batch says so
-/// to the pass ([`Pass::couple_samples`]), and the batch is never split.
+/// The planner also runs a task on a simulated device, with simulated tensors in place of
+/// [`Task::parameters`]. The task makes the same allocations, and has no values to read (see
+/// `Tensor::item_assuming`). So a task uses the device that it is given, and keeps no tensor
+/// between calls except in parameters and buffers. An operation that couples the samples of a batch
+/// reports this to the pass ([`Pass::couple_samples`]); the batch is then never split.
 ///
-/// A `Box<dyn Task>` is a task, too.
+/// `Box<dyn Task>` implements `Task` too.
 pub trait Task: CloneTask {
     /// The model's parameters.
     fn parameters(&mut self) -> &mut dyn Parameters;
 
-    /// How many targets of `batch` count (or the sum of their weights): what the loss of the
-    /// whole batch is divided by, known before the first micro-batch.
+    /// The number of targets of `batch` that count, or the sum of their weights. The loss of the
+    /// whole batch is divided by this number, so it must be known before the first micro-batch.
     ///
     /// # Errors
-    /// A field that is missing or of another type.
+    /// `Setting` for a field that is missing or of another type.
     fn count(&self, batch: &BatchView<'_>) -> Result<f64>;
 
     /// The loss of a part of a batch.
     ///
     /// # Errors
-    /// Anything; out of memory is recovered from.
+    /// Any error. After an out-of-memory error the step is tried again.
     fn loss(&self, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss>;
 
-    /// How well the model does on a part of a batch.
+    /// The score of the model on a part of a batch.
     ///
     /// # Errors
-    /// Anything; out of memory is recovered from.
+    /// Any error. After an out-of-memory error the evaluation is tried again.
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score>;
 
     /// The logits of a part of a batch and their targets, for a
-    /// [`Distillation`](crate::Distillation), of tasks that are of classes; `None` of others.
+    /// [`Distillation`](crate::Distillation). `None` for tasks that predict no classes.
     ///
     /// # Errors
     /// Errors of [`Task::loss`].
@@ -56,24 +56,26 @@ pub trait Task: CloneTask {
     }
 
     /// The models that are trained in turn within one step, such as `["discriminator",
-    /// "generator"]`, by what their parameters' names begin with. Each turn has a forward and a
-    /// backward pass, whose [`Pass::turn`] says which model is trained, and an update by the
-    /// model's own optimizer of [`ByModel`](lowtide_nn::optim::ByModel); later turns see it. All of
-    /// them are one transaction, with the same batch. Without any (the default) one loss trains
-    /// everything.
+    /// "generator"]`. A model is named by the first part of its parameters' names. Each turn has a
+    /// forward and a backward pass, whose [`Pass::turn`] names the trained model, and an update by
+    /// this model's optimizer in [`ByModel`](lowtide_nn::optim::ByModel). Later turns see the
+    /// updates of earlier turns. All turns use the same batch and are one transaction. By default
+    /// there are no turns, and one loss trains all parameters.
     fn turns(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Whether the frozen parameters come from a file that stays, such as that of a pretrained
-    /// model: checkpoints, files of runs and hashes are then of the others alone, and who goes on
-    /// from one makes the task with the same weights. By default they hold everything.
+    /// True if the frozen parameters come from a file that stays, such as the file of a pretrained
+    /// model. Checkpoints, files of runs and hashes then leave these parameters out, and a run that
+    /// continues from a checkpoint must make its task with the same weights. By default nothing is
+    /// left out.
     fn base_is_elsewhere(&self) -> bool {
         false
     }
 
-    /// The counts of a loss of several terms, each of which is divided by its own count of the
-    /// whole batch; then [`Task::losses`] gives as many. By default the one of [`Task::count`].
+    /// The counts of a loss of several terms. Each term is divided by its own count over the whole
+    /// batch, and [`Task::losses`] returns a loss for each count. By default there is one term,
+    /// with the count of [`Task::count`].
     ///
     /// # Errors
     /// Errors of [`Task::count`].
@@ -81,7 +83,8 @@ pub trait Task: CloneTask {
         Ok(vec![self.count(batch)?])
     }
 
-    /// The terms of the loss of a part of a batch, for [`Task::counts`]; their means are added.
+    /// The terms of the loss of a part of a batch, one for each of [`Task::counts`]. The means of
+    /// the terms are added.
     ///
     /// # Errors
     /// Errors of [`Task::loss`].
@@ -90,7 +93,7 @@ pub trait Task: CloneTask {
     }
 }
 
-/// Tasks that can be cloned behind a box: all that can be cloned.
+/// Tasks that can be cloned behind a box. Every task that is `Clone` implements this trait.
 pub trait CloneTask {
     /// A clone behind a box.
     fn boxed_clone(&self) -> Box<dyn Task>;

@@ -1,4 +1,4 @@
-//! A student that learns of a teacher.
+//! Distillation: a student learns from a teacher.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use crate::run::score::Score;
 use crate::task::contract::Task;
 use crate::task::outputs::Outputs;
 
-/// How a student learns of a teacher.
+/// Options of a student that learns from a teacher.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DistillationOptions {
-    /// The temperature T, by which the logits of both are divided. With a higher one the classes
-    /// that are not the right one count more.
+    /// The temperature T, by which the logits of student and teacher are divided. A higher
+    /// temperature gives more weight to the wrong classes.
     pub temperature: f64,
-    /// The share a of the teacher in the loss, from 0 to 1.
+    /// The weight a of the teacher in the loss, from 0 to 1.
     pub weight: f64,
 }
 
@@ -28,19 +28,19 @@ impl Default for DistillationOptions {
     }
 }
 
-/// A task whose model, the student, learns of that of another task, the teacher, which is frozen:
-/// `(1 - a) CE + a T² KL(teacher ‖ student)` (Hinton, Vinyals and Dean, "Distilling the knowledge
-/// in a neural network", 2015), where CE is the student's own loss, and KL that of the softmax of
-/// logits divided by T. Counts and scores are the student's; a target that does not count has no
-/// part in either. With a weight of 0 the bits are those of the student's task, and the teacher is
-/// not asked.
+/// A task whose model, the student, learns from the model of another task, the frozen teacher. The
+/// loss is `(1 - a) CE + a T² KL(teacher ‖ student)` (Hinton, Vinyals and Dean, "Distilling the
+/// knowledge in a neural network", 2015). CE is the student's own loss; KL compares the softmax of
+/// both models' logits divided by T. Counts and scores are the student's; a target that does not
+/// count is left out of CE and KL. With a weight of 0 the bits are those of the student's task, and
+/// the teacher is not run.
 ///
-/// The teacher computes in evaluation mode and in its own types, before the student, and saves
-/// nothing for backward. Its parameters are called `teacher.`, and counted in plans. Checkpoints
-/// and files of runs do not have them, nor other frozen parameters: see
+/// The teacher runs before the student, in evaluation mode and in its own number types, and saves
+/// nothing for backward. The names of its parameters begin with `teacher.`. Plans count them.
+/// Checkpoints and files of runs leave out all frozen parameters, also the teacher's: see
 /// [`Task::base_is_elsewhere`].
 ///
-/// Both tasks are of classes: [`Task::outputs`].
+/// Both tasks must predict classes: [`Task::outputs`].
 #[derive(Clone, Debug)]
 pub struct Distillation<S, T> {
     student: S,
@@ -49,13 +49,14 @@ pub struct Distillation<S, T> {
 }
 
 impl<S: Task, T: Task> Distillation<S, T> {
-    /// The task of the student with the teacher's help. Freezes the teacher, through all handles to
-    /// its parameters.
+    /// The task of the student with the teacher's help. Freezes the teacher's parameters, also for
+    /// all other handles to them.
     ///
     /// # Errors
-    /// `Setting` for a temperature that is not above 0, a weight outside `[0, 1]`, and a student
-    /// that shares parameters with its teacher: clones do, and so does what is left whole where
-    /// [channels](lowtide_nn::prune::channels) were taken out of a clone.
+    /// `Setting` for a temperature that is not above 0, for a weight outside `[0, 1]`, and for a
+    /// student that shares parameters with its teacher. Clones share parameters. If
+    /// [channels](lowtide_nn::prune::channels) were taken out of a clone, it still shares the
+    /// parameters that were left whole.
     pub fn new(mut student: S, mut teacher: T, options: DistillationOptions) -> Result<Self> {
         options.check()?;
         let mut own = BTreeSet::new();
@@ -109,8 +110,8 @@ impl DistillationOptions {
 }
 
 impl<S: Task, T: Task> Nodes for Distillation<S, T> {
-    /// The teacher is there as a whole on every rank, saves nothing for backward and is not to be
-    /// adapted: only its values are shown.
+    /// Shows only the teacher's values: every rank has the whole teacher, which saves nothing for
+    /// backward and gets no adapters.
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         visitor.field("", self.student.parameters());
         visitor.values("teacher", self.teacher.parameters());

@@ -1,4 +1,4 @@
-//! Fields of batches as tensors, and values of tensors as numbers.
+//! Fields of batches as tensors, and tensor values as numbers.
 
 use lowtide_allocator::Category;
 use lowtide_data::{BatchView, Element, ElementType, FieldView, IGNORED_LABEL};
@@ -10,7 +10,7 @@ use crate::error::{Result, TrainError};
 /// The field `name` of a batch.
 ///
 /// # Errors
-/// `Setting` when there is none.
+/// `Setting` if there is no such field.
 pub fn field<'a>(batch: &BatchView<'a>, name: &str) -> Result<FieldView<'a>> {
     batch.field(name).ok_or_else(|| TrainError::Setting {
         place: format!("field {name:?}"),
@@ -18,10 +18,10 @@ pub fn field<'a>(batch: &BatchView<'a>, name: &str) -> Result<FieldView<'a>> {
     })
 }
 
-/// The numbers of the field `name` of a batch.
+/// The elements of the field `name` of a batch.
 ///
 /// # Errors
-/// `Setting` when there is none, or it has another type.
+/// `Setting` if there is no such field, or if it has another type.
 pub fn values<'a, E: Element>(batch: &BatchView<'a>, name: &str) -> Result<&'a [E]> {
     field(batch, name)?.values::<E>().ok_or_else(|| TrainError::Setting {
         place: format!("field {name:?}"),
@@ -29,13 +29,13 @@ pub fn values<'a, E: Element>(batch: &BatchView<'a>, name: &str) -> Result<&'a [
     })
 }
 
-/// How many of these labels count.
+/// Number of labels that count.
 pub(crate) fn labels_that_count(labels: &[i64]) -> f64 {
     labels.iter().filter(|&&label| label != IGNORED_LABEL).count() as f64
 }
 
-/// A field's bytes as a tensor of its shape on `device`, attributed to input. Fields of u16, which
-/// no tensor has, become i64, as tokens are.
+/// Copies a field to a tensor of the same shape on `device`, in the input category. Fields of u16
+/// become i64, because tensors have no u16; tokens are i64 as well.
 ///
 /// # Errors
 /// `OutOfMemory`.
@@ -63,8 +63,8 @@ pub fn upload(device: &Device, field: FieldView<'_>) -> Result<Tensor> {
     })
 }
 
-/// A field of numbers as a tensor of the type that a model computes with. Bytes are taken for
-/// values from 0 to 255 and become those from 0 to 1, as pixels are.
+/// Copies a field of numbers to a tensor of the type that a model computes with. Bytes are scaled
+/// from 0 to 255 to values from 0 to 1, as pixels are.
 ///
 /// # Errors
 /// `OutOfMemory`.
@@ -82,7 +82,7 @@ pub fn upload_as(device: &Device, field: FieldView<'_>, dtype: DType) -> Result<
     Ok(converted)
 }
 
-/// The type that a model computes with: that of its first parameter of a float type.
+/// The float type that a model computes with: the type of its first float parameter.
 pub(crate) fn float_type(model: &mut dyn Parameters) -> DType {
     let mut dtype = None;
     model.visit(&mut |_, parameter| {
@@ -101,7 +101,7 @@ pub(crate) fn sum_of(loss: &Loss) -> Result<f64> {
     })
 }
 
-/// Values of a tensor; none on a simulated device.
+/// The values of a tensor; empty on a simulated device.
 pub(crate) fn values_of<E: lowtide_tensor::Element>(tensor: &Tensor) -> Result<Vec<E>> {
     if tensor.device().is_simulated() {
         return Ok(Vec::new());
@@ -109,7 +109,7 @@ pub(crate) fn values_of<E: lowtide_tensor::Element>(tensor: &Tensor) -> Result<V
     Ok(tensor.to_vec()?)
 }
 
-/// How many of the predictions are the label, where it counts.
+/// Number of predictions that equal their label, among the labels that count.
 pub(crate) fn right_ones(predicted: &Tensor, labels: &[i64]) -> Result<f64> {
     let pairs = values_of::<i64>(predicted)?.into_iter().zip(labels);
     Ok(pairs.filter(|(predicted, label)| predicted == *label).count() as f64)

@@ -13,9 +13,9 @@ use crate::task::contract::Task;
 use crate::task::fields::{field, labels_that_count, sum_of, upload, values};
 use crate::task::outputs::Outputs;
 
-/// Prediction of the next token, by cross-entropy, from the field `tokens` `[B, T + 1]` of i64. The
+/// Prediction of the next token by cross-entropy, from the field `tokens` `[B, T + 1]` of i64. The
 /// model reads the first T tokens of a row. The targets are the last T tokens, or the field
-/// `labels` `[B, T]` of i64 where a batch has one; a target of -100 does not count. Scored by
+/// `labels` `[B, T]` of i64 if the batch has it. A target of -100 does not count. Scored by
 /// `perplexity`.
 #[derive(Clone, Debug)]
 pub struct LanguageModel<M> {
@@ -31,8 +31,8 @@ pub trait TokenModel: Parameters {
     /// Errors of the model and of cross-entropy.
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss>;
 
-    /// The logits of [`TokenModel::token_loss`], `[B, T, V]`, for losses of other kinds; `None` of
-    /// a model that does not give them.
+    /// The logits of [`TokenModel::token_loss`], `[B, T, V]`, for other losses. `None` if the model
+    /// does not give logits.
     ///
     /// # Errors
     /// Errors of the model.
@@ -43,7 +43,7 @@ pub trait TokenModel: Parameters {
 }
 
 impl TokenModel for Gpt {
-    /// In chunks: the logits, the largest tensor of a step, are never there as a whole.
+    /// Computed in chunks: the logits, the largest tensor of a step, never exist as a whole.
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
         Ok(self.loss(pass, tokens, labels, LinearCrossEntropyOptions::default())?)
     }
@@ -54,7 +54,7 @@ impl TokenModel for Gpt {
 }
 
 impl TokenModel for Decoder {
-    /// In chunks, as that of [`Gpt`].
+    /// Computed in chunks, as for [`Gpt`].
     fn token_loss(&self, pass: &Pass, tokens: Var, labels: &Tensor) -> Result<Loss> {
         Ok(self.loss(pass, tokens, labels, LinearCrossEntropyOptions::default())?)
     }
@@ -83,7 +83,7 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
         LanguageModel { model, base_is_elsewhere: false }
     }
 
-    /// Marks the model as pretrained, with frozen parameters in files that stay: see
+    /// Marks the model as pretrained: its frozen parameters are in files that stay, see
     /// [`Task::base_is_elsewhere`].
     #[must_use]
     pub fn of_files(self) -> Self {
@@ -100,7 +100,7 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
         self.model.token_loss(pass, pass.constant(inputs), &labels)
     }
 
-    /// Tokens to read, and those that follow.
+    /// The input tokens, and the target tokens.
     fn read(&self, device: &Device, part: &BatchView<'_>) -> Result<[Tensor; 2]> {
         let tokens = upload(device, field(part, "tokens")?)?;
         let len = row_len(part)? - 1;
@@ -114,7 +114,7 @@ impl<M: TokenModel + Clone> LanguageModel<M> {
     }
 }
 
-/// Tokens of a row.
+/// Number of tokens of a row.
 fn row_len(batch: &BatchView<'_>) -> Result<usize> {
     match field(batch, "tokens")?.sample_shape() {
         &[len] if len > 1 => Ok(len),

@@ -1,4 +1,4 @@
-//! Tasks: a model with a loss, and how well it does.
+//! Tasks: a model with a loss and a score.
 
 pub(crate) mod classification;
 pub(crate) mod closures;

@@ -8,16 +8,16 @@ use crate::error::Result;
 /// The logits of a part of a batch, and their targets.
 #[derive(Clone)]
 pub struct Outputs {
-    /// `[N, C]`, or `[B, T, C]` of sequences.
+    /// `[N, C]`, or `[B, T, C]` for sequences.
     pub logits: Logits,
-    /// The classes, `[N]` or `[B, T]` of i64; -100 does not count.
+    /// The target classes, `[N]` or `[B, T]` of i64; -100 does not count.
     pub labels: Tensor,
-    /// The share of each class in place of a single label, `[N, C]`, where samples were mixed.
+    /// The share of each class, `[N, C]`, which replaces the labels if samples were mixed.
     pub shares: Option<Tensor>,
 }
 
 impl Outputs {
-    /// The cross-entropy of both, summed over the targets that count.
+    /// The cross-entropy of logits and targets, summed over the targets that count.
     ///
     /// # Errors
     /// Errors of [`Logits::cross_entropy`] and [`soft_cross_entropy`].

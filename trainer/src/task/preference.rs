@@ -1,4 +1,4 @@
-//! Answers that people prefer to others.
+//! Learning from preferred answers.
 
 use std::collections::BTreeSet;
 
@@ -13,31 +13,31 @@ use crate::task::contract::Task;
 use crate::task::fields::{field, sum_of, upload, values_of};
 use crate::task::language::TokenModel;
 
-/// Answers that were chosen over others, by direct preference optimisation (Rafailov et al.,
-/// "Direct preference optimization: your language model is secretly a reward model", 2023):
-/// `-ln sigmoid(beta ((ln p(chosen) - ln r(chosen)) - (ln p(rejected) - ln r(rejected))))` of each
-/// pair, where p is the model's probability of an answer and r that of a reference, which stays as
-/// it is. Fields are those of [`PreferenceRows`](lowtide_data::PreferenceRows): `chosen` and
-/// `rejected` `[B, T + 1]`, `chosen.labels` and `rejected.labels` `[B, T]`, of i64. Scored by the
-/// `accuracy`: how often the model moved towards the chosen answer.
+/// Direct preference optimisation on pairs of a chosen and a rejected answer (Rafailov et al.,
+/// "Direct preference optimization: your language model is secretly a reward model", 2023). The
+/// loss of each pair is `-ln sigmoid(beta ((ln p(chosen) - ln r(chosen)) - (ln p(rejected) - ln
+/// r(rejected))))`, where p is the model's probability of an answer, and r the probability by a
+/// frozen reference. Fields are those of [`PreferenceRows`](lowtide_data::PreferenceRows): `chosen`
+/// and `rejected` `[B, T + 1]`, `chosen.labels` and `rejected.labels` `[B, T]`, of i64. Scored by
+/// `accuracy`: the fraction of pairs in which the model moved towards the chosen answer.
 ///
-/// Both answers are one batch of twice as many rows. The reference is asked first, in evaluation
-/// mode, and saves nothing for backward.
+/// Both answers are one batch with twice the rows. The reference runs first, in evaluation mode,
+/// and saves nothing for backward.
 #[derive(Clone, Debug)]
 pub struct Preference<M> {
     model: M,
-    /// The model without its adapters if absent.
+    /// The reference; `None` for the model without its adapters.
     reference: Option<M>,
     beta: f64,
     base_is_elsewhere: bool,
 }
 
 impl<M: TokenModel + Clone> Preference<M> {
-    /// The task of training the adapters of `model`: the reference is the model without them, of
-    /// which there is no copy.
+    /// The task of training the adapters of `model`. The reference is the model without its
+    /// adapters, and no copy is made.
     ///
     /// # Errors
-    /// `Setting` for a model without adapters, and unless beta is above 0 (0.1 is usual).
+    /// `Setting` for a model without adapters, and for a beta that is not above 0 (0.1 is usual).
     pub fn of_adapters(mut model: M, beta: f64) -> Result<Self> {
         if adapted(&mut model).is_empty() {
             let problem = "has no adapters, and no other model to compare it with".to_owned();
@@ -46,13 +46,14 @@ impl<M: TokenModel + Clone> Preference<M> {
         Preference { model, reference: None, beta, base_is_elsewhere: false }.checked()
     }
 
-    /// The task of training `model`, with a reference of its own, which is frozen through all its
-    /// handles: not a clone of the model, but loaded beside it. Its parameters are called
-    /// `reference.` and counted in plans; checkpoints and files of runs do not have them, nor other
-    /// frozen parameters.
+    /// The task of training `model` with a separate reference, which is frozen through all handles
+    /// to it. The reference must be loaded separately; a clone would share the model's parameters.
+    /// The names of its parameters begin with `reference.`. Plans count them. Checkpoints and files
+    /// of runs leave out all frozen parameters, also the reference's.
     ///
     /// # Errors
-    /// `Setting` for a reference that shares parameters with the model, and unless beta is above 0.
+    /// `Setting` for a reference that shares parameters with the model, and for a beta that is not
+    /// above 0.
     pub fn with_reference(mut model: M, mut reference: M, beta: f64) -> Result<Self> {
         let mut own = BTreeSet::new();
         model.visit(&mut |_, parameter| _ = own.insert(parameter.id()));
@@ -70,7 +71,7 @@ impl<M: TokenModel + Clone> Preference<M> {
         Preference { model, reference, beta, base_is_elsewhere: true }.checked()
     }
 
-    /// Marks the model as pretrained, with frozen parameters in files that stay: see
+    /// Marks the model as pretrained: its frozen parameters are in files that stay, see
     /// [`Task::base_is_elsewhere`].
     #[must_use]
     pub fn of_files(self) -> Self {
@@ -87,7 +88,7 @@ impl<M: TokenModel + Clone> Preference<M> {
         Ok(self)
     }
 
-    /// The loss, and for each pair how far the model moved towards the chosen answer.
+    /// The loss, and for each pair the distance that the model moved towards the chosen answer.
     fn loss_of(
         &self,
         pass: &Pass,
@@ -103,7 +104,7 @@ impl<M: TokenModel + Clone> Preference<M> {
         let reference = {
             let silent = Pass::eval();
             let base = self.reference.clone().unwrap_or_else(|| {
-                // Handles: the base is the model's own.
+                // The clone is a set of handles: the base is the model's own.
                 let mut base = self.model.clone();
                 remove_adapters(&mut base);
                 base
@@ -123,7 +124,7 @@ impl<M: TokenModel + Clone> Preference<M> {
 }
 
 /// # Errors
-/// `Setting` with this place unless beta is above 0.
+/// `Setting` with this place if beta is not above 0.
 pub fn check_beta(place: &str, beta: f64) -> Result<()> {
     if beta > 0.0 && beta.is_finite() {
         return Ok(());
@@ -132,7 +133,7 @@ pub fn check_beta(place: &str, beta: f64) -> Result<()> {
     Err(TrainError::Setting { place: place.to_owned(), problem })
 }
 
-/// The logarithm of each row's probability, `[2B]`.
+/// The log-likelihood of each row, `[2B]`.
 fn log_likelihoods(
     model: &impl TokenModel,
     pass: &Pass,
@@ -148,8 +149,8 @@ fn log_likelihoods(
 }
 
 impl<M: TokenModel + Clone> Nodes for Preference<M> {
-    /// The reference is there as a whole on every rank, saves nothing for backward and is not to be
-    /// adapted: only its values are shown.
+    /// Shows only the reference's values: every rank has the whole reference, which saves nothing
+    /// for backward and gets no adapters.
     fn visit_nodes(&mut self, visitor: &mut Visitor<'_>) {
         visitor.field("", &mut self.model);
         if let Some(reference) = &mut self.reference {

@@ -1,4 +1,4 @@
-//! Inputs to numbers.
+//! Regression: prediction of numbers.
 
 use lowtide_autograd::Pass;
 use lowtide_data::BatchView;
@@ -10,9 +10,9 @@ use crate::run::score::{Metric, Score};
 use crate::task::contract::Task;
 use crate::task::fields::{field, float_type, sum_of, upload_as, values_of};
 
-/// Inputs to numbers by the mean of squared differences: fields `inputs` `[B, ..]` and `targets`
-/// `[B, ..]` of floats, all of which count. Scored by `rmse`, the root of that mean, and `mae`, the
-/// mean of absolute differences, both in the unit of the targets.
+/// Regression by the mean of squared differences. Fields: `inputs` `[B, ..]` and `targets` `[B,
+/// ..]` of floats; all targets count. Scored by `rmse`, the root of that mean, and by `mae`, the
+/// mean of absolute differences. Both are in the unit of the targets.
 #[derive(Clone, Debug)]
 pub struct Regression<M> {
     model: M,
@@ -21,8 +21,8 @@ pub struct Regression<M> {
 }
 
 impl<M: Module + Clone> Regression<M> {
-    /// The task of training `model`, whose values have the shape of the targets; `unit` is theirs,
-    /// or empty.
+    /// The task of training `model`, whose outputs have the shape of the targets. `unit` is the
+    /// unit of the targets, or empty.
     pub fn new(mut model: M, unit: &'static str) -> Self {
         let dtype = float_type(&mut model);
         Regression { model, dtype, unit }

@@ -1,4 +1,4 @@
-//! Images to a class of each pixel.
+//! Segmentation: a class for each pixel of an image.
 
 use lowtide_autograd::Pass;
 use lowtide_data::{BatchView, IGNORED_LABEL};
@@ -12,9 +12,9 @@ use crate::task::fields::{
     field, float_type, labels_that_count, sum_of, upload, upload_as, values, values_of,
 };
 
-/// Images to a class of each pixel by cross-entropy: fields `images` `[B, C, H, W]` and `labels`
-/// `[B, H, W]` of i64, of which -100 does not count. Scored by `accuracy` of the pixels and by
-/// `iou`: the mean over classes of intersection over union.
+/// Segmentation of images by cross-entropy. Fields: `images` `[B, C, H, W]` and `labels` `[B, H,
+/// W]` of i64; a label of -100 does not count. Scored by the `accuracy` of pixels and by `iou`, the
+/// mean over classes of intersection over union.
 #[derive(Clone, Debug)]
 pub struct Segmentation<M> {
     model: M,
@@ -22,8 +22,8 @@ pub struct Segmentation<M> {
 }
 
 impl<M: Module + Clone> Segmentation<M> {
-    /// The task of training `model`, which returns logits [B, classes, H, W]. Images become the
-    /// type of its parameters.
+    /// The task of training `model`, which returns logits [B, classes, H, W]. Images are converted
+    /// to the type of the model's parameters.
     pub fn new(mut model: M) -> Self {
         let dtype = float_type(&mut model);
         Segmentation { model, dtype }
@@ -64,7 +64,7 @@ impl<M: Module + Clone + 'static> Task for Segmentation<M> {
             if label == IGNORED_LABEL {
                 continue;
             }
-            // Labels are in range: the loss was computed with them.
+            // Labels are in range, because the loss was computed with them.
             let (predicted, label) = (predicted as usize, label as usize);
             either[label] += 1.0;
             if predicted == label {

@@ -1,4 +1,4 @@
-//! Sequences to sequences.
+//! Translation from sequences to sequences.
 
 use lowtide_autograd::Pass;
 use lowtide_data::{BatchView, IGNORED_LABEL};
@@ -11,10 +11,9 @@ use crate::run::score::{Metric, Score};
 use crate::task::contract::Task;
 use crate::task::fields::{field, right_ones, sum_of, upload, values};
 
-/// Sequences to sequences by cross-entropy: fields `source` `[B, S]` and `target` `[B, T + 1]` of
-/// i64, padded with one token or not at all. The first T tokens of a target are read, and the last
-/// T are to be predicted where they are no padding. Scored by `perplexity`, and by the `accuracy`
-/// of the tokens.
+/// Translation by cross-entropy. Fields: `source` `[B, S]` and `target` `[B, T + 1]` of i64,
+/// optionally padded with one token. The model reads the first T tokens of a target and predicts
+/// the last T; padding does not count. Scored by `perplexity`, and by the `accuracy` of tokens.
 #[derive(Clone, Debug)]
 pub struct Translation {
     model: Seq2Seq,
@@ -22,7 +21,7 @@ pub struct Translation {
 }
 
 impl Translation {
-    /// The task of training `model`; `padding` is the token that rows are filled up with, if any.
+    /// The task of training `model`. `padding` is the token that fills up rows, if any.
     pub fn new(model: Seq2Seq, padding: Option<i64>) -> Self {
         Translation { model, padding }
     }
@@ -32,7 +31,7 @@ impl Translation {
         &self.model
     }
 
-    /// The loss, and the tokens that are the most likely.
+    /// The loss, and the most likely tokens.
     fn loss_of(
         &self,
         pass: &Pass,
@@ -61,7 +60,7 @@ impl Translation {
         Ok((cross_entropy_with(logits, &labels, options)?, tokens))
     }
 
-    /// The tokens to be predicted, of each row.
+    /// The target tokens of all rows.
     fn labels(batch: &BatchView<'_>) -> Result<Vec<i64>> {
         let len = field(batch, "target")?.sample_shape().first().copied().unwrap_or(1).max(1);
         let rows = values::<i64>(batch, "target")?.chunks(len);
@@ -86,7 +85,7 @@ impl Task for Translation {
     fn score(&self, device: &Device, part: &BatchView<'_>) -> Result<Score> {
         let (loss, tokens) = self.loss_of(&Pass::eval(), device, part, true)?;
         let (sum, count) = (sum_of(&loss)?, self.count(part)?);
-        // No prediction is the label of a place that does not count.
+        // A prediction never equals the label of a position that does not count.
         let mut labels = Self::labels(part)?;
         let padding = self.padding;
         labels.iter_mut().filter(|label| Some(**label) == padding).for_each(|label| *label = -1);

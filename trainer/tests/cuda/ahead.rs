@@ -1,4 +1,4 @@
-//! The next batch on its way to the device during a step, from page-locked memory.
+//! Copies of the next batch to the device during a step, from page-locked memory.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::{Dataset, Loader, LoaderOptions, Mapped, SampleSlot, SampleView, Sequential};
@@ -11,7 +11,7 @@ use crate::common::{Kind, Run, digits};
 use crate::gpu::Gpu;
 use crate::small;
 
-/// Bytes of the images and the labels of a batch of 24, each in whole 256ths.
+/// Bytes of the images and the labels of a batch of 24 samples, each rounded up to 256 bytes.
 const BATCH_BYTES: usize = 24 * 64 * 4 + 256;
 
 /// Results of a run.
@@ -23,7 +23,7 @@ struct Found {
     retried_steps: u64,
 }
 
-/// Runs with batches in page-locked memory, or not.
+/// Trains with batches in page-locked memory, or in plain memory.
 fn run_on(
     device: &Device,
     run: &Run,
@@ -45,7 +45,7 @@ fn run_on(
     })
 }
 
-/// Notes what was copied when a phase begins: from the host, and within the device.
+/// Counts the copies from the host, and within the device, at the beginning of each phase.
 struct Copies<'a> {
     gpu: &'a Gpu,
     seen: Vec<(u64, &'static str, [u64; 2])>,
@@ -59,7 +59,7 @@ impl Observer for Copies<'_> {
 }
 
 impl Copies<'_> {
-    /// Copies of step `step` between the beginnings of two phases.
+    /// Number of copies in step `step` between the beginnings of two phases.
     fn between(&self, step: u64, from: &str, to: &str) -> [u64; 2] {
         let at = |phase: &str| {
             let is_it = |seen: &&(u64, &str, _)| (seen.0, seen.1) == (step, phase);
@@ -97,7 +97,7 @@ fn next_batch_is_copied_during_a_step_and_changes_no_bit() {
     gpu.pretend.schedule(0);
 }
 
-/// Lets the run go on.
+/// An observer that does nothing.
 struct Nothing;
 
 impl Observer for Nothing {}
@@ -110,7 +110,7 @@ fn budget_has_room_for_it_or_goes_without_and_plans_are_runs_to_the_byte() {
     let whole = run_on(&gpu.device(), &run, true, &mut Nothing).expect("undisturbed");
     let mut budget_bytes = whole.peak_bytes;
     let mut seen = Vec::new();
-    // One byte less than a plan needs leads to the next one.
+    // With one byte less than a plan needs, the next smaller plan is found.
     while let Ok(found) = {
         let device = gpu.try_device_within(Some(budget_bytes)).expect("memory");
         run_on(&device, &run, true, &mut Nothing)
@@ -135,7 +135,7 @@ fn budget_has_room_for_it_or_goes_without_and_plans_are_runs_to_the_byte() {
     assert!(seen.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[1].1 == 0), "{seen:?}");
 }
 
-/// Lets an allocation of step 2 fail.
+/// Makes an allocation of step 2 fail.
 struct Storm<'a> {
     device: &'a Device,
     nth: u64,

@@ -1,4 +1,4 @@
-//! Updates inside of backward, on the pretend device.
+//! Fused updates, on the pretend device.
 
 use std::cell::RefCell;
 
@@ -22,7 +22,7 @@ impl<F: FnMut(u64)> Observer for After<F> {
     }
 }
 
-/// The hash after an epoch, with planned and measured peak.
+/// The state hash after an epoch, with the planned and the measured peak.
 fn run(gpu: &Gpu, run: &Run, fused_update: bool, after: impl FnMut(u64)) -> (u64, [usize; 2]) {
     let device = gpu.device();
     let options = Options { clip_norm: Some(0.5), ..Options::default() };

@@ -7,7 +7,7 @@ use lowtide_tensor::{Device, TensorError};
 
 use crate::pretend::DRIVER;
 
-/// The pretend driver, or any, for one test at a time.
+/// The lock on the pretend driver, or on any driver, for one test at a time.
 pub(crate) struct Gpu(Turn);
 
 impl Deref for Gpu {
@@ -19,17 +19,17 @@ impl Deref for Gpu {
 }
 
 impl Gpu {
-    /// A device of any driver; `None`, said aloud, where there is none.
+    /// A device of any driver. Without a driver: `None`, with a printed note.
     pub(crate) fn take() -> Option<Gpu> {
         DRIVER.take().map(Gpu)
     }
 
-    /// A pretend device as after its start; `None`, said aloud, where its driver cannot be built.
+    /// A newly started pretend device. If its driver cannot be built: `None`, with a printed note.
     pub(crate) fn pretend() -> Option<Gpu> {
         DRIVER.pretend().map(Gpu)
     }
 
-    /// A pretend device with pages of this size.
+    /// A newly started pretend device with pages of this size.
     pub(crate) fn with_pages(page_bytes: usize) -> Option<Gpu> {
         let context_bytes = page_bytes;
         TestDriver { page_bytes, context_bytes, ..DRIVER }.pretend().map(Gpu)
@@ -47,7 +47,7 @@ impl Gpu {
         Device::cuda_on(&CudaDevice::of(&self.driver, 0)?, options)
     }
 
-    /// Kinds of driver objects that were not released, each with its count.
+    /// Kinds of driver objects that were not released, with their counts.
     pub(crate) fn left(&self) -> Vec<(&'static str, u64)> {
         self.pretend.left()
     }

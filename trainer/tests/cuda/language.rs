@@ -13,8 +13,8 @@ use crate::losses::Losses;
 /// Small pages, so that plans differ.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// Losses of both devices, relative to each other: sums in another order, which the steps before
-/// carry on.
+/// Largest relative difference of the losses of both devices. Sums have another order, and errors
+/// of earlier steps are carried on.
 const TOLERANCE: f64 = 2e-5;
 
 fn tokens() -> Loader {
@@ -38,7 +38,7 @@ fn trainer_of(device: &Device, shape: GptShape) -> Trainer<LanguageModel<Gpt>, A
     )
 }
 
-/// The plan's knobs and peak, and the losses of the steps as planned.
+/// The plan's knobs and peak, and the losses of the planned steps.
 fn run(device: &Device) -> ((Knobs, usize), Vec<f64>) {
     let (loader, mut trainer, mut losses) = (tokens(), trainer(device), Losses::default());
     let fit = Fit::new(&loader);
@@ -69,7 +69,7 @@ fn language_model_has_the_losses_of_the_processor_and_the_planned_peak_in_every_
             let apart = (found - expected).abs() / expected;
             assert!(apart <= TOLERANCE, "{found}, not {expected} within {budget_bytes}");
         }
-        // A simulated device has the same plan.
+        // A simulated device gets the same plan.
         let spec = SimSpec { page_bytes: PAGE_BYTES, ..SimSpec::like_cuda(1 << 50) };
         let simulated = Device::sim(spec).expect("no memory is needed");
         let (loader, mut trainer) = (tokens(), trainer(&simulated));

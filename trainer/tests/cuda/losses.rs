@@ -1,6 +1,6 @@
 use lowtide_trainer::{Flow, Observer, Result, StepReport, Training};
 
-/// The losses of the steps.
+/// Collects the losses of the steps.
 #[derive(Default)]
 pub(crate) struct Losses(pub(crate) Vec<f64>);
 

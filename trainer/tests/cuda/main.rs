@@ -1,4 +1,4 @@
-//! The laws of `it` on an NVIDIA device, which the pretend driver stands for.
+//! The laws of `it` on an NVIDIA device. The pretend driver may stand in for one.
 
 mod ahead;
 #[allow(dead_code, reason = "`it` uses the rest")]
@@ -31,11 +31,12 @@ use lowtide_trainer::{
 use crate::common::{KINDS, Kind, Outcome, Run, cnn, does_not_fit, labelled, values, versions};
 use gpu::Gpu;
 
-/// Losses of both devices, relative to each other: sums of up to 576 products in another order,
-/// which the steps before carry on.
+/// Largest relative difference of the losses of both devices. Sums of up to 576 products have
+/// another order, and errors of earlier steps are carried on.
 const TOLERANCE: f64 = 2e-5;
 
-/// Two steps of few samples on a narrow network: a fiber for each of its threads is slow.
+/// Two steps of few samples on a narrow network, because the pretend driver runs each GPU thread as
+/// a slow fiber.
 fn small() -> Run {
     Run { channels: 4, train_len: 48, test_len: 20, batch_size: 24, ..Run::default() }
 }
@@ -59,7 +60,7 @@ fn fit(gpu: &Gpu, run: &Run, budget_bytes: Option<usize>) -> Outcome {
     fit_with(gpu, run, budget_bytes, |_, _| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The predicted peak within a budget.
+/// The predicted peak and the micro-batch within a budget.
 fn predicted_bytes(gpu: &Gpu, run: &Run, budget_bytes: usize) -> Result<(usize, usize)> {
     let (train, test) = run.loaders();
     let device = gpu.device();
@@ -94,7 +95,7 @@ fn losses_are_those_of_the_processor_and_the_peak_is_the_predicted_one() {
 
 #[test]
 fn budget_splits_the_batch_keeps_the_losses_and_holds_to_the_byte() {
-    // Pages so small that parts of a batch differ in them.
+    // Small pages, so that different micro-batches need different numbers of pages.
     let Some(gpu) = Gpu::with_pages(64 << 10) else { return };
     let run = Run { channels: 16, train_len: 96, batch_size: 48, kind: Kind::Momentum, ..small() };
     let whole = fit(&gpu, &run, None);
@@ -105,7 +106,7 @@ fn budget_splits_the_batch_keeps_the_losses_and_holds_to_the_byte() {
     assert_eq!(same.state_hash, whole.state_hash);
     let mut budget_bytes = whole_bytes;
     let mut splits = 0;
-    // One byte less than a plan needs leads to the next smaller one.
+    // With one byte less than a plan needs, the next smaller plan is found.
     while let Ok((peak_bytes, micro_batch)) = predicted_bytes(&gpu, &run, budget_bytes - 1) {
         assert!(micro_batch < run.batch_size && peak_bytes < budget_bytes);
         let found = fit(&gpu, &run, Some(peak_bytes));
@@ -174,12 +175,13 @@ fn steady_step_makes_no_memory_call_to_the_driver() {
     outcome.expect("an undisturbed run");
     let counts = counts.into_inner();
     assert!(counts[2][4] > 0, "memory was taken by another call than those counted: {counts:?}");
-    // Step 7 of 12 is the first after an evaluation.
+    // 13 counts are before step 1 and after each of 12 steps. Step 7 is the first after an
+    // evaluation.
     assert_eq!(counts.len(), 13);
     assert!(counts[2..].iter().all(|calls| *calls == counts[2]), "{counts:?}");
 }
 
-/// Calls in which the host waits for the device, and the one that reads a value.
+/// Calls in which the host waits for the device; the last one reads a value.
 const WAITS: [&str; 3] = ["cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoHAsync_v2"];
 
 #[test]
@@ -235,7 +237,8 @@ fn batches_in_page_locked_memory_end_in_the_same_bits_and_the_same_peak() {
                 assert!(lock_pages(loader, &device).expect("room"));
                 let batch = loader.epoch(0).next().expect("one").expect("readable");
                 assert!(batch.fields().all(|field| field.page_locked().is_some()));
-                // Nothing but the ring: a copy on the way would take memory of its own.
+                // Only the ring is page-locked: a copy through other page-locked memory would
+                // allocate again.
                 let made = gpu.pretend.calls("cuMemHostAlloc");
                 let images = upload(&device, batch.field("images").expect("there"));
                 assert_eq!(images.expect("room").shape()[0], batch.len());
@@ -251,7 +254,7 @@ fn batches_in_page_locked_memory_end_in_the_same_bits_and_the_same_peak() {
         assert_eq!(locked, plain, "schedule {seed}");
     }
     gpu.pretend.schedule(0);
-    // Without page-locked memory, batches stay where they are.
+    // Without page-locked memory, batches stay in plain memory.
     gpu.pretend.fail("cuMemHostAlloc", 2, 1, Repeat::Forever);
     let (mut train, _) = small().loaders();
     assert!(!lock_pages(&mut train, &gpu.device()).expect("a loader of plain memory"));
@@ -260,7 +263,7 @@ fn batches_in_page_locked_memory_end_in_the_same_bits_and_the_same_peak() {
     assert!(batch.fields().all(|field| field.page_locked().is_none()));
 }
 
-/// Lets a launch of the driver fail, the nth from the beginning of a step's last phase.
+/// Makes the nth launch of the driver in the last phase of a step fail.
 struct Cut<'a> {
     gpu: &'a Gpu,
     step: u64,
@@ -276,7 +279,7 @@ impl Observer for Cut<'_> {
     }
 }
 
-/// An optimizer of this kind with a group for the biases: each of the two groups takes a launch.
+/// An optimizer of this kind with a group for the biases. Each of the two groups takes a launch.
 fn in_groups(kind: Kind) -> Box<dyn Stateful> {
     let learning_rate = kind.learning_rate();
     let momentum = if kind == Kind::Momentum { 0.9 } else { 0.0 };
@@ -332,7 +335,7 @@ fn step_that_is_cut_off_while_it_is_written_has_no_next_one_until_a_state_is_res
         assert!(matches!(again, TrainError::Torn { step: 2, .. }), "{again:?}");
         assert_eq!(gpu.pretend.calls("cuLaunchKernel"), launches);
         assert_eq!(values(trainer.task_mut()), torn);
-        // Unless a state that is whole comes in its place.
+        // A restored snapshot makes the trainer whole again.
         trainer.restore(&snapshot).expect("of this training");
         assert_eq!((trainer.steps(), trainer.is_torn()), (1, false));
         assert_eq!(values(trainer.task_mut()), whole);
@@ -341,7 +344,7 @@ fn step_that_is_cut_off_while_it_is_written_has_no_next_one_until_a_state_is_res
     }
 }
 
-/// Codes that say nothing of memory, that memory is short, and that the device is lost.
+/// Error codes: unrelated to memory, out of memory, and device lost.
 const CODES: [i32; 3] = [1, 2, 719];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Offloading: tensors that blocks keep for backward wait in memory of the host.
+//! Offloading: saved tensors of blocks wait in host memory.
 
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random};
 use lowtide_nn::optim::{Sgd, SgdOptions};
@@ -22,8 +22,8 @@ fn model(device: &Device) -> NnResult<Sequential> {
     Ok(model.then(linear("classes", 10)?))
 }
 
-/// Two steps of a training with such knobs: the peaks of device and host that were planned, those
-/// that were measured, and the hash of the state.
+/// Trains two steps with these knobs. Returns the planned peaks of device and host, the measured
+/// peaks, and the hash of the state.
 fn run(gpu: &Gpu, knobs: Knobs) -> ([[usize; 2]; 2], u64) {
     let (device, host) = (gpu.device(), Device::cpu(CpuOptions::default()).expect("addresses"));
     let fields = vec![

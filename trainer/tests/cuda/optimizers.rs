@@ -1,4 +1,5 @@
-//! Every optimizer on the device beside the processor, in all types that it takes.
+//! Every optimizer on the device compared with the processor, in all types that the optimizer
+//! supports.
 
 use lowtide_autograd::Gradients;
 use lowtide_nn::optim::{
@@ -12,18 +13,19 @@ use lowtide_tensor::{CpuOptions, DType, Device, RandomKey, Tensor};
 
 use crate::gpu::Gpu;
 
-/// How far apart results may be.
+/// Largest difference of the results of device and processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Apart {
-    /// By no bit: each element has its own formula, in the same order of operations.
+    /// No difference: each element has its own formula, in the same order of operations.
     Nothing,
-    /// By so much in f32: sums or products are in another order.
+    /// This relative difference in f32: sums or products have another order.
     UpTo(f64),
 }
 
 type Case = (&'static str, Apart, Box<dyn Stateful>);
 
-/// With the rounding that is only for bf16, or with states in 8 bits.
+/// A variant of the optimizers: plain, with the rounding that is only for bf16, or with 8-bit
+/// states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Plain,
@@ -43,7 +45,7 @@ where
     })
 }
 
-/// Every one, with the options that have ways of their own in a kernel.
+/// All optimizers, with the options that take separate paths in a kernel.
 fn optimizers(kind: Kind) -> Vec<Case> {
     let plain = SgdOptions { weight_decay: 0.1, ..SgdOptions::new(0.1) };
     let momentum = SgdOptions { momentum: 0.9, dampening: 0.2, ..plain };
@@ -57,7 +59,7 @@ fn optimizers(kind: Kind) -> Vec<Case> {
     let adamax = AdamaxOptions { weight_decay: 0.1, ..Default::default() };
     let adafactor = AdafactorOptions { weight_decay: 0.1, ..Default::default() };
     let lion = LionOptions { weight_decay: 0.1, ..Default::default() };
-    // So quick that RAdam's mean square is known after a few updates.
+    // Betas so small that RAdam's mean square is known after a few updates.
     let quick = AdamOptions { betas: [0.9, 0.95], ..AdamOptions::adamw() };
     let classical = MuonOptions { momentum_kind: Momentum::Classical, ..Default::default() };
     let averaged = Averaged::new(made(AdamOptions::default(), kind), 0.9).expect("a share");
@@ -106,7 +108,7 @@ fn numbers(device: &Device, name: &str, shape: &[usize], dtype: DType) -> Tensor
     Tensor::from_bytes(device, shape, dtype, &bytes).expect("memory")
 }
 
-/// Some of them large enough for states in 8 bits.
+/// Shapes of parameters. Some are large enough for 8-bit states.
 const SHAPES: [&[usize]; 6] = [&[33, 5], &[1], &[17], &[5, 40], &[3, 4, 2], &[4_100]];
 
 /// The parameters and the optimizer's state after some updates.
@@ -124,7 +126,7 @@ fn updated(
     for step in 0..4 {
         let mut gradients = Gradients::default();
         for (name, parameter) in &model.0 {
-            // One that comes later than the others.
+            // This parameter has no gradient in the first step.
             if name == "p2" && step == 0 {
                 continue;
             }
@@ -210,7 +212,7 @@ fn states_in_8_bits_and_drawn_rounding_are_those_of_the_processor() {
     check(&gpu, Kind::Stochastic, [DType::BF16; 2]);
 }
 
-/// The launches of a committed update of `count` parameters.
+/// Number of launches in a committed update of `count` parameters.
 fn launches(gpu: &Gpu, optimizer: &mut dyn Optimizer, count: usize) -> u64 {
     let device = gpu.device();
     let parameter = |index: usize| {
@@ -233,7 +235,7 @@ fn launches(gpu: &Gpu, optimizer: &mut dyn Optimizer, count: usize) -> u64 {
 #[test]
 fn update_of_all_parameters_is_few_launches() {
     let Some(gpu) = Gpu::pretend() else { return };
-    // As many as ResNet-50 and GPT-2 with 124 million parameters have.
+    // ResNet-50 has 161 parameter tensors; GPT-2 with 124 million weights has 148.
     for (count, expected) in [(1, 1), (82, 1), (148, 2), (161, 2)] {
         let mut sgd = Sgd::new(SgdOptions { momentum: 0.9, ..SgdOptions::new(0.1) }).expect("good");
         let mut adam = Adam::new(AdamOptions::default()).expect("good");

@@ -1,4 +1,4 @@
-//! A plan for a device that is not there against the run on the pretend one.
+//! A plan on a simulated device compared with the run on the pretend device.
 
 use lowtide_nn::NnResult;
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
@@ -31,7 +31,7 @@ fn plan_without_a_device_is_the_run_on_one_to_the_byte() {
     let of = Run { channels: 24, kind: Kind::Momentum, ..small() };
     let run = Run { train_len: 1440, batch_size: 1440, ..of };
     let mut outcomes = Vec::new();
-    // Half of them are no multiple of the page.
+    // Half of these budgets are not a multiple of the page size.
     for budget_bytes in (0..10).map(|index| (5 << 19) + index * (3 << 19)) {
         let device = simulated();
         let (train, test) = run.loaders();
@@ -48,7 +48,7 @@ fn plan_without_a_device_is_the_run_on_one_to_the_byte() {
     assert!(outcomes.len() > 3, "these budgets hardly differ: {outcomes:?}");
 }
 
-/// A rule of a program's own.
+/// An update rule that is defined outside the library.
 #[derive(Clone, Debug)]
 struct Own;
 

@@ -1,4 +1,4 @@
-//! A driver without memory for one of its calls, at each call of a steady step, and for one more in
+//! A driver that lacks memory in one call: in each call of a steady step, and in one more call of
 //! the second attempt.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use crate::{fit_with, small};
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// Three steps, the last of which is like all later ones.
+/// Three steps. The last one is like all later steps.
 fn run() -> Run {
     Run { channels: 2, train_len: 9, test_len: 3, batch_size: 3, ..small() }
 }
@@ -46,11 +46,11 @@ fn steady_step_survives_a_driver_without_memory_at_any_call_and_is_the_same() {
     gpu.reset();
 }
 
-/// Lets a call of the first attempt fail and one of the second, each counted from the beginning of
-/// its forward pass.
+/// Makes one call of the first attempt and one of the second fail. Each is counted from the
+/// beginning of the forward pass.
 struct Pair<'a> {
     gpu: &'a Gpu,
-    /// The second one's first.
+    /// The numbers of the failing calls, that of the second attempt first.
     nths: Vec<u64>,
     retries: usize,
 }
@@ -92,14 +92,14 @@ fn steady_step_survives_every_pair_of_calls_without_memory_and_is_the_same() {
     step(Vec::new());
     let (calm, calls, _) = step(Vec::new());
     assert!(calls > 60, "{calls} calls are no step");
-    // Most calls are made again by what calls them; these fail the step.
+    // Most failed calls are repeated by their callers; the others fail the step.
     let fails = |nth: &u64| {
         let (hash, _, retries) = step(vec![*nth]);
         assert_eq!(hash, calm, "call {nth}");
         retries > 0
     };
     let fragile: Vec<u64> = (1..=calls).filter(fails).collect();
-    // A stride that shares no factor with what a layer does meets every kind of pair.
+    // A stride without a common factor with the calls of a layer meets every kind of pair.
     let stride = if is_deep() { 1 } else { 97 };
     let (mut at, mut pairs) = (0, 0);
     for first in 1..=calls {

@@ -18,7 +18,7 @@ fn batch_without_targets_has_no_gradient_rather_than_nan() {
         assert!(!report.skipped);
         assert_eq!(values(trainer.task_mut()), before, "{kind:?}");
 
-        // Training goes on as if nothing had been.
+        // Training continues as if there had been no blank batch.
         let batch = first_batch(&labelled(&[1; 12], 12));
         let report = trainer.step(&batch).expect("memory");
         assert!(report.loss.is_finite());

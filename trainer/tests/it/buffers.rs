@@ -50,7 +50,7 @@ pub(crate) fn trainer_with(
     Trainer::new(device, net(device, run, middle), run.kind.build(0.01), options)
 }
 
-/// Every buffer's values, one after the other.
+/// The values of all buffers in one list.
 fn buffers(task: &mut impl Task) -> Vec<f64> {
     let mut values = Vec::new();
     task.parameters().visit_buffers(&mut |_, buffer| {
@@ -160,7 +160,7 @@ fn skipped_step_leaves_the_buffers_alone() {
 
 #[test]
 fn coupled_batches_stay_whole_and_random_ones_lose_the_same_elements_in_parts() {
-    // Steps so small that an error of one does not grow in the next.
+    // The learning rate is so small that an error in one step does not grow in the next.
     let run = Run { epochs: 2, ..Run::default() };
     let plan = |trainer: &mut Trainer<Net, Box<dyn Stateful>>| {
         let (train, test) = run.loaders();
@@ -179,7 +179,7 @@ fn coupled_batches_stay_whole_and_random_ones_lose_the_same_elements_in_parts() 
     let parts = fit(&run, Middle::Dropout, Some(whole.measured_peak_bytes - 1));
     assert!(parts.plan.knobs.micro_batch < whole.plan.knobs.micro_batch);
     for (a, b) in parts.losses().into_iter().zip(whole.losses()) {
-        // Other elements dropped would be off by a tenth or so.
+        // Dropping other elements would change the result by about a tenth.
         let tolerance = 4.0 * reassociation(run.batch_size * 64) * b.max(1.0);
         assert!((a - b).abs() <= tolerance, "{a} {b} {tolerance:e}");
     }

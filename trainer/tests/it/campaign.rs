@@ -1,5 +1,5 @@
-//! Every allocation of a step fails once, for the reference models with everything on that a step
-//! has: the run ends in the state of one that was never disturbed.
+//! Fault injection into every allocation of a step, on the reference models with all features of a
+//! step. The run must end in the state of an undisturbed run.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_amp::{LossScaler, LossScalerOptions};
@@ -17,7 +17,8 @@ use crate::common::is_deep;
 
 const KEY: RandomKey = RandomKey::new(5);
 
-/// The state, with averages of the parameters and a group with a rate of its own.
+/// An optimizer with averages of the parameters, and with a parameter group that has its own
+/// learning rate.
 type Optimizer = Averaged<PerParameter<AdamOptions>>;
 
 fn optimizer() -> Optimizer {
@@ -29,7 +30,8 @@ fn optimizer() -> Optimizer {
     Averaged::new(adam, 0.9).expect("in range")
 }
 
-/// Clipped, and scaled with a scale that is too large at first and grows with every second step.
+/// Options with clipping and loss scaling. The initial scale may be too large; it grows every
+/// second step.
 fn options(initial_scale: f32) -> Options {
     let scale =
         LossScalerOptions { initial_scale, growth_interval: 2, ..LossScalerOptions::default() };
@@ -37,7 +39,7 @@ fn options(initial_scale: f32) -> Options {
     Options { seed: 3, clip_norm: Some(0.5), scaler: Some(scaler), ..Options::default() }
 }
 
-/// Its blocks keep, recompute and offload in turns what they save.
+/// Makes the blocks keep, recompute and offload their saved tensors in turn.
 fn with_policies<M: Parameters>(mut model: M, host: &Device) -> M {
     let to_host = Offload { size_bytes_min: 0, ..Offload::to(host) };
     let policies = [
@@ -68,18 +70,18 @@ fn cpu() -> Device {
         .expect("address space")
 }
 
-/// A training of a few steps, in one of which an allocation fails.
+/// A training of a few steps. An allocation fails in one of them.
 struct Campaign<T> {
     name: &'static str,
-    /// The loss scale at the beginning.
+    /// The initial loss scale.
     scale: f32,
-    /// Makes the task for a device and a device to offload to.
+    /// Makes the task for a training device and a device to offload to.
     task: fn(&Device, &Device) -> T,
     loader: Loader,
 }
 
-/// An allocation that fails: in which step, on which device (that of the training, or that which it
-/// offloads to), and which of those in that step.
+/// The place of a failing allocation: the step, the device (0 trains, 1 is for offloading), and the
+/// number of the allocation on this device in this step.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     step: usize,
@@ -97,14 +99,14 @@ struct End {
 }
 
 impl<T: Task + Clone> Campaign<T> {
-    /// Every step; the end, and the allocations of each step on both devices.
+    /// Runs all steps. Returns the end, and the number of allocations of each step on both devices.
     fn run(&self, fault: Option<Place>) -> (End, Vec<[u64; 2]>) {
         let devices = [cpu(), cpu()];
         let task = (self.task)(&devices[0], &devices[1]);
         let mut trainer = Trainer::new(&devices[0], task, optimizer(), options(self.scale));
         let count = || devices.each_ref().map(|device| device.allocator().request_count());
         let (mut reports, mut counts): (Vec<StepReport>, Vec<_>) = (Vec::new(), Vec::new());
-        // Beforehand: a rehearsal computes on a simulated device, but offloads to a real one.
+        // Planned before counting, because a rehearsal offloads to the real second device.
         trainer.plan(&self.loader, &self.loader, 1).expect("fits");
         for (step, batch) in self.loader.epoch(0).enumerate() {
             let fault = fault.filter(|fault| fault.step == step);
@@ -129,7 +131,7 @@ impl<T: Task + Clone> Campaign<T> {
         (end, counts)
     }
 
-    /// Every `stride`-th allocation of all steps fails; how many did.
+    /// Makes every `stride`-th allocation of all steps fail. Returns the number of faults.
     fn check(&self, stride: usize) -> u64 {
         let (calm, counts) = self.run(None);
         assert!(calm.skipped.contains(&false), "{}: every step is skipped", self.name);
@@ -188,7 +190,8 @@ fn step_with_everything_on_survives_the_failure_of_any_of_its_allocations() {
         },
         loader: images([1, 16, 16], &[16, 16]),
     };
-    // A stride that shares no factor with what a layer does meets every kind of allocation.
+    // A stride without a common factor with the allocations of a layer meets every kind of
+    // allocation.
     let stride = if is_deep() { 1 } else { 23 };
     let faults = resnet.check(stride) + gpt.check(stride) + unet.check(stride);
     println!("{faults} faults in all");

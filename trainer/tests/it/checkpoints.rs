@@ -1,4 +1,4 @@
-//! A training that was saved goes on as if it had never stopped, or not at all.
+//! A saved training continues as if it had never stopped, or is refused.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -17,7 +17,7 @@ use crate::common::{KINDS, Kind, Run, cnn, is_deep};
 
 const FILES: [&str; 3] = ["checkpoint.json", "model.safetensors", "optimizer.safetensors"];
 
-/// Two epochs of three steps, the last of each on a short batch.
+/// Two epochs of three steps. The last step of each epoch has a short batch.
 fn run() -> Run {
     Run { channels: 4, train_len: 40, test_len: 8, batch_size: 16, epochs: 2, ..Run::default() }
 }
@@ -31,7 +31,8 @@ impl Observer for StopAfter {
     }
 }
 
-/// Trains to the end of the second epoch, saved and resumed by another trainer after each step.
+/// Trains to the end of the second epoch. After each step the training is saved, and resumed by
+/// another trainer.
 fn in_pieces<T: Task + Clone, O: Stateful + Clone>(
     run: &Run,
     folder: &Path,
@@ -39,7 +40,7 @@ fn in_pieces<T: Task + Clone, O: Stateful + Clone>(
 ) -> u64 {
     let mut trainer = new(run);
     for step in 1..=6 {
-        // The number of threads and of workers is of no account.
+        // The numbers of threads and of workers do not matter.
         let (threads, workers) = (1 + step as usize % 3, step as usize % 2);
         let (train, test) = Run { workers, ..*run }.loaders();
         let epochs = run.epochs - trainer.position().epoch;
@@ -75,7 +76,7 @@ fn resumed_after_any_step_is_never_stopped() {
         let path = folder.path().join(format!("{middle:?}"));
         assert_eq!(in_pieces(&run, &path, new), whole, "{middle:?}");
     }
-    // Clipped, and scaled with a scale that grows at every second step and overflows on the way.
+    // Clipping, and a loss scale that grows at every second step and overflows on the way.
     let options = || {
         let scale = LossScalerOptions {
             initial_scale: 2f32.powi(120),
@@ -101,7 +102,8 @@ fn saved(folder: &Path) -> (Trainer<crate::common::Cnn, impl Stateful + Clone + 
     (trainer, run)
 }
 
-/// The checkpoint is refused, and the trainer as before.
+/// Checks that the checkpoint is refused and that the trainer is unchanged. Returns the error's
+/// line.
 #[track_caller]
 fn check_refused(run: &Run, path: &Path, what: &str) -> String {
     let mut trainer = run.trainer(&run.device(None));
@@ -120,7 +122,7 @@ fn place_at_the_end_of_an_epoch_goes_on_with_the_next_one() {
     let run = run();
     let (train, test) = run.loaders();
     let whole = run.fit(None).state_hash;
-    // Early versions left it to the next run to count an epoch that had ended.
+    // In early versions, an epoch that had ended was counted only by the next run.
     let path = folder.path().join("early");
     let mut first = run.trainer(&run.device(None));
     first.fit(&train, &test, 2, &mut [&mut StopAfter(3)]).expect("fits");
@@ -137,7 +139,7 @@ fn place_at_the_end_of_an_epoch_goes_on_with_the_next_one() {
     assert_eq!(second.position(), Position { step: 6, epoch: 2, batch: 0 });
     assert_eq!(second.state_hash().expect("cpu"), whole);
 
-    // A loader that drops the last batch has none after the second one.
+    // A loader that drops the last batch has no batch after the second one.
     let (shorter, _) = Run { drop_last: true, ..run }.loaders();
     for (epochs, step) in [(1, 2), (2, 4)] {
         let mut trainer = run.trainer(&run.device(None));
@@ -148,7 +150,7 @@ fn place_at_the_end_of_an_epoch_goes_on_with_the_next_one() {
     }
 }
 
-/// Replaces parts of a checkpoint's header, which stays one with the right checksum.
+/// Replaces parts of a checkpoint's header and corrects the checksum.
 fn rewrite_header(checkpoint: &Path, changes: &[(&str, &str)]) {
     let path = checkpoint.join(FILES[0]);
     let text = fs::read_to_string(&path).expect("there");
@@ -173,9 +175,10 @@ fn one_flipped_bit_anywhere_is_refused_by_the_name_of_the_file() {
         let file = path.join(name);
         let whole = fs::read(&file).expect("there");
         let bits = whole.len() * 8;
-        // All of the header; of the tensors every 13th, which meets every bit of a byte.
+        // All bytes of the header are tried; of the tensors every 13th, which meets every bit of a
+        // byte.
         let stride = if name == FILES[0] || is_deep() { 1 } else { 13 };
-        // In place: to write all of a file anew takes a hundred times as long.
+        // The byte is changed in place, because rewriting the file takes a hundred times as long.
         let mut damaged = File::options().write(true).open(&file).expect("writable");
         let mut set = |byte: usize, value: u8| {
             damaged.seek(SeekFrom::Start(byte as u64)).expect("within the file");
@@ -204,7 +207,7 @@ fn one_flipped_bit_anywhere_is_refused_by_the_name_of_the_file() {
     assert_eq!(trainer.state_hash().expect("cpu"), hash);
 }
 
-/// Notes the sizes of the files that are set aside for a checkpoint.
+/// Records the sizes of the files that are set aside for a checkpoint.
 struct SetAside<'a>(&'a Path, Vec<u64>);
 
 impl Observer for SetAside<'_> {
@@ -242,7 +245,7 @@ fn what_is_set_aside_is_as_much_as_a_checkpoint_takes() {
         for (set_aside, written) in set_aside.1.iter().zip(&written) {
             assert!(set_aside >= written, "{index}: {set_aside} for {written}");
         }
-        // Nothing of it stays.
+        // Nothing of the reserve stays.
         assert!(!folder.path().join(".reserve").exists());
     }
 }
@@ -299,7 +302,7 @@ fn checkpoint_is_never_written_over_and_a_failed_one_leaves_nothing() {
     assert!(again.contains("saved"), "{again}");
     fs::write(folder.path().join("file"), "mine").expect("writable");
     assert!(trainer.save(&folder.path().join("file/inside")).is_err());
-    // Files of a process that was killed do not stop a later save.
+    // Files of a killed process do not stop a later save.
     fs::create_dir(folder.path().join(".next.partial")).expect("writable");
     fs::write(folder.path().join(".next.partial/model.safetensors"), "half").expect("writable");
     trainer.save(&folder.path().join("next")).expect("room");

@@ -1,10 +1,10 @@
-//! Clipping, against a naive twin.
+//! Clipping, compared with a naive computation.
 
 use lowtide_trainer::{Options, Trainer};
 
 use crate::common::{Kind, Run, U, cnn, first_batch, naive_gradient, reassociation, values};
 
-/// The twin's gradient of the first batch.
+/// The naively computed gradient of the first batch.
 fn twin(run: &Run) -> Vec<f64> {
     let device = run.device(None);
     naive_gradient(cnn(&device, run.channels, run.seed), &device, &first_batch(&run.loaders().0))
@@ -36,7 +36,8 @@ fn update_uses_the_gradient_shortened_to_the_norm() {
         let [before, after] = step(&run, None, Some(part * length));
         for (index, (p, q)) in before.iter().zip(&after).enumerate() {
             let (g, expected) = (gradient[index], f64::from(*p) - scale * gradient[index]);
-            // One product, one difference, and the mean of the naive gradient, each rounded.
+            // The tolerance covers one product, one difference, and the mean of the naive gradient,
+            // each rounded.
             let tolerance = 4.0 * U * (g.abs() + expected.abs());
             let error = (f64::from(*q) - expected).abs();
             assert!(error <= tolerance, "{part} at {index}: {error:e} over {tolerance:e}");
@@ -55,7 +56,8 @@ fn shorter_gradients_are_left_alone() {
 
 #[test]
 fn norm_is_that_of_the_whole_batch_whatever_the_parts() {
-    // Clipping every part would give a longer sum: parts point in different directions.
+    // If each part were clipped, the sum would be longer, because parts point in different
+    // directions.
     let run = Run { train_len: 96, kind: Kind::Plain, ..Run::default() };
     let length = norm(&twin(&run));
     let [before, whole] = step(&run, None, Some(length / 2.0));

@@ -1,4 +1,4 @@
-//! A small run to vary: a few of the digits, a narrow network, one thread.
+//! A small run for tests to vary: a few of the digits, a narrow network, one thread.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use lowtide_trainer::{
     TrainError, Trainer, Training,
 };
 
-/// The optimizers that differ in memory: two tensors of state per parameter, one, none.
+/// Optimizers that differ in memory: two state tensors per parameter, one, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Adam,
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     Plain,
 }
 
-/// Whether tests may take minutes: `cargo xtask test --deep`.
+/// True if tests may take minutes: `cargo xtask test --deep`.
 pub(crate) fn is_deep() -> bool {
     std::env::var_os("PROPTEST_CASES").is_some()
 }
@@ -35,7 +35,7 @@ pub(crate) fn is_deep() -> bool {
 pub(crate) const KINDS: [Kind; 3] = [Kind::Adam, Kind::Momentum, Kind::Plain];
 
 impl Kind {
-    /// One that learns something in a few steps.
+    /// A learning rate with which a few steps learn something.
     pub(crate) fn learning_rate(self) -> f64 {
         match self {
             Kind::Adam => 0.01,
@@ -90,7 +90,7 @@ impl Default for Run {
 
 pub(crate) type Cnn = Classification<SimpleCnn>;
 
-/// A network and a trainer for it, not started.
+/// A narrow network on the digits.
 pub(crate) fn cnn(device: &Device, channels: usize, seed: u64) -> Cnn {
     let shape = SimpleCnnShape { image: [1, 8, 8], channels, classes: 10 };
     Classification::new(SimpleCnn::new(device, RandomKey::new(seed), shape).expect("memory"))
@@ -147,7 +147,7 @@ impl Run {
         trainer.plan(&train, &test, self.epochs)
     }
 
-    /// The smallest budget whose plan has this micro-batch, to the byte.
+    /// The smallest budget whose plan has this micro-batch.
     pub(crate) fn budget_for(&self, micro_batch: usize) -> usize {
         let mut plan = self.plan(None).expect("fits the machine");
         while plan.knobs.micro_batch > micro_batch {
@@ -161,7 +161,8 @@ impl Run {
         self.fit_with(budget_bytes, Options::default(), |_, _| {})
     }
 
-    /// Trains, calling `on_step` with the device after step 0 (before the first) and every other.
+    /// Trains, and calls `on_step` with the device after step 0 (before the first step) and after
+    /// every step.
     pub(crate) fn fit_with(
         &self,
         budget_bytes: Option<usize>,
@@ -231,17 +232,17 @@ impl<F: FnMut(&Device, u64)> Observer for Watch<'_, F> {
     }
 }
 
-/// An action on the model and the device, which a [`Probe`] takes before each loss.
+/// An action on the model and the device. A [`Probe`] runs it before each loss.
 type Deed = Rc<dyn Fn(&mut Cnn, &Device) -> Result<()>>;
 
-/// The digits' task with something added.
+/// The digits' task with added actions.
 #[derive(Clone)]
 pub(crate) struct Probe {
     pub(crate) inner: Cnn,
     pub(crate) couples_samples: bool,
-    /// A count of targets in place of the true one.
+    /// A count of targets that replaces the true one.
     pub(crate) count: Option<f64>,
-    /// Bytes that the score takes beside those of the model.
+    /// Bytes that the score allocates besides the model's.
     pub(crate) score_bytes: usize,
     pub(crate) deed: Deed,
 }
@@ -278,7 +279,7 @@ impl Task for Probe {
     }
 }
 
-/// The gradient of the mean loss, from one pass over the whole batch, without a trainer.
+/// The gradient of the mean loss from one pass over the whole batch, without a trainer.
 pub(crate) fn naive_gradient(mut task: Cnn, device: &Device, batch: &Batch) -> Vec<f64> {
     let attempt = Attempt::new();
     let pass = Pass::train(RandomKey::new(0), &attempt);
@@ -297,12 +298,12 @@ pub(crate) fn first_batch(loader: &Loader) -> Batch {
     loader.epoch(0).next().expect("one").expect("readable")
 }
 
-/// How many samples a score counts as right.
+/// Number of samples that a score counts as right.
 pub(crate) fn hits(score: &Score) -> f64 {
     (score.accuracy() * score.count).round()
 }
 
-/// Every parameter's values, one after the other.
+/// The values of all parameters in one list.
 pub(crate) fn values(task: &mut impl Task) -> Vec<f32> {
     let mut values = Vec::new();
     task.parameters().visit(&mut |_, parameter| {
@@ -311,7 +312,7 @@ pub(crate) fn values(task: &mut impl Task) -> Vec<f32> {
     values
 }
 
-/// How often each parameter was written.
+/// Number of writes of each parameter.
 pub(crate) fn versions(task: &mut impl Task) -> Vec<u64> {
     let mut versions = Vec::new();
     task.parameters().visit(&mut |_, parameter| versions.push(parameter.value().version()));
@@ -344,14 +345,14 @@ pub(crate) fn noise(labels: &[i64], batch_size: usize, brightness: f32) -> Loade
 /// The unit roundoff of f32.
 pub(crate) const U: f64 = f32::EPSILON as f64 / 2.0;
 
-/// How far two sums of `len` rounded terms may be apart, relative to the sum of their absolute
-/// values: both errors grow like a random walk, `2 · √len · u`, of which 8 deviations are allowed
+/// Largest difference between two sums of `len` rounded terms, relative to the sum of their
+/// absolute values. Both errors grow like a random walk, `2 · √len · u`; 8 deviations are allowed
 /// (N. J. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", 2019).
 pub(crate) fn reassociation(len: usize) -> f64 {
     8.0 * 2.0 * (len as f64).sqrt() * U
 }
 
-/// Long enough for what is to come, however busy the machine is.
+/// A time limit that is long enough on a busy machine.
 pub(crate) const PATIENT: Duration = Duration::from_secs(120);
 
 /// Runs `work` on `count` ranks. Returns the results by rank.
@@ -367,7 +368,7 @@ pub(crate) fn on_ranks<R: Send>(
     })
 }
 
-/// Stops after a step, where it saves first if there is a path.
+/// Stops after a step. Saves first if a path is given.
 pub(crate) struct Save<'a> {
     pub(crate) after: u64,
     pub(crate) path: Option<&'a Path>,
@@ -384,7 +385,7 @@ impl Observer for Save<'_> {
     }
 }
 
-/// The path that a file error names, which its one line begins with.
+/// The path of a file error. The error's line must begin with this path.
 pub(crate) fn path_of<T>(result: Result<T, TrainError>) -> std::path::PathBuf {
     match result.map(drop) {
         Err(TrainError::File { path, source }) => {

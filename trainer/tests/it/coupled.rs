@@ -1,4 +1,4 @@
-//! Batches whose samples belong together, and those whose owner says so, are never split.
+//! Batches with coupled samples, and batches that the user forbids to split, are never split.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_nn::optim::{Lamb, LambOptions};
@@ -6,14 +6,14 @@ use lowtide_trainer::{Fit, MicroBatches, Options, Remedy, Trainer};
 
 use crate::common::{Probe, Run, cnn, does_not_fit};
 
-/// The two ways to forbid parts: the task's and the user's.
+/// Checks the two ways to forbid splitting: by the task and by the user.
 fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     let run = Run { train_len: 960, ..Run::default() };
     let trainer = |device| {
         let probe = Probe::new(cnn(device, run.channels, run.seed), |_, _| Ok(()));
         let task = Probe { couples_samples, ..probe };
         let options = Options { micro_batches, ..Options::default() };
-        // LAMB updates all parameters together: no plan needs less memory.
+        // LAMB updates all parameters together, so no plan needs less memory.
         Trainer::new(device, task, Lamb::new(LambOptions::default()).expect("in range"), options)
     };
     let (train, test) = run.loaders();
@@ -29,7 +29,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
         1
     );
 
-    // By the plan.
+    // The plan does not split.
     let device = run.device(Some(peak_bytes - 1));
     let error = does_not_fit(trainer(&device).plan(&train, &test, 1));
     assert_eq!((error.knobs.micro_batch, error.needed_bytes), (run.batch_size, peak_bytes));
@@ -38,7 +38,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     let coupled_in = error.coupling.map(|coupling| coupling.site.file());
     assert_eq!(coupled_in.is_some_and(|file| file.ends_with("common.rs")), couples_samples);
 
-    // By the recovery, when memory is taken away.
+    // The recovery does not split when memory is taken away.
     let device = run.device(Some(peak_bytes));
     let mut squeezed = trainer(&device);
     let ended = run.fit_trainer(&device, &mut squeezed, |device, step| {
@@ -50,7 +50,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     assert_eq!((error.step, error.knobs.micro_batch), (Some(4), run.batch_size));
     assert_eq!(squeezed.micro_batch(), run.batch_size);
 
-    // By the recovery, when an allocation fails that should not.
+    // The recovery does not split after an allocation fails that should not.
     let device = run.device(None);
     let mut failing = trainer(&device);
     let ended = run.fit_trainer(&device, &mut failing, |device, step| {
@@ -62,7 +62,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     assert!(error.out_of_memory().is_some_and(|ledger| ledger.injected), "{error}");
     assert_eq!((failing.steps(), failing.micro_batch()), (3, run.batch_size));
 
-    // A single failure is survived all the same.
+    // A single failure is still survived.
     let device = run.device(None);
     let mut lucky = trainer(&device);
     let outcome = run.fit_trainer(&device, &mut lucky, |device, step| {

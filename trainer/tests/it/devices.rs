@@ -1,4 +1,4 @@
-//! Tensors of the wrong device are told by name.
+//! Tensors of the wrong device are reported by name.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,13 +11,13 @@ use lowtide_trainer::{Classification, Options, Result, Score, Task, Trainer, fie
 
 use crate::common::{Kind, Run, first_batch, labelled};
 
-/// A model that forgets some of what it has.
+/// A model that does not show some of its tensors.
 #[derive(Clone, Debug)]
 struct Forgetful {
     norm: BatchNorm2d,
     head: Linear,
     scale: Parameter,
-    /// True for what `visit_nodes` shows: the head, the norm's buffers, the scale.
+    /// True for each tensor that `visit_nodes` shows: the head, the norm's buffers, the scale.
     shows: [bool; 3],
 }
 
@@ -86,7 +86,7 @@ fn what_a_model_forgets_to_visit_is_told_by_module_and_shape() {
     check(forgetful([true, true, false]), &["parameter", "[1]", "devices.rs", "`visit_nodes`"]);
 }
 
-/// Keeps the tensor of its first call for the others.
+/// Keeps the tensor of its first call for later calls.
 #[derive(Clone)]
 struct Caching {
     task: Classification<Linear>,

@@ -1,4 +1,4 @@
-//! A student with a teacher: what is learned, what stays, and what it takes.
+//! Distillation: the loss of a student with a teacher, the unchanged teacher, and the memory.
 
 use lowtide_autograd::{Attempt, Pass};
 use lowtide_data::{Batch, BatchView, InMemory, Loader, LoaderOptions, Sequential};
@@ -72,7 +72,7 @@ fn teacher_stays_and_its_memory_is_in_the_plan() {
 #[test]
 fn student_comes_closer_to_the_teacher_than_without_it() {
     let run = Run { train_len: 400, epochs: 8, channels: 8, ..Run::default() };
-    // A teacher that has learned.
+    // A trained teacher.
     let device = run.device(None);
     let mut trainer = Run { channels: 32, ..run }.trainer(&device);
     let (train, test) = run.loaders();
@@ -240,7 +240,7 @@ fn language_models_are_distilled_within_what_is_predicted_and_without_whole_logi
     assert_eq!(run(Some(0.0), None).1, plain.1);
     let (bytes, hash, _) = run(Some(0.5), None);
     assert_ne!(hash, plain.1);
-    // In smaller parts, or with more recomputed.
+    // The tight run has smaller parts or more recomputation.
     let tight = run(Some(0.5), Some(bytes * 9 / 10));
     assert!(tight.0 <= bytes * 9 / 10);
 }

@@ -7,7 +7,7 @@ use lowtide_trainer::{Observer, Options, Recovery, Result, StepReport, Training}
 
 use crate::common::{Outcome, Run, values, versions};
 
-/// Notes the request count after each step, and after step 0 that before the first.
+/// Records the number of requests after each step; at step 0, the number before the first step.
 fn count_requests(run: &Run, budget_bytes: Option<usize>) -> (Outcome, Vec<u64>, u64) {
     let counts = RefCell::new(Vec::new());
     let device = run.device(budget_bytes);
@@ -28,7 +28,7 @@ fn fit_with_fault(run: &Run, budget_bytes: Option<usize>, after_step: u64, nth: 
     })
 }
 
-/// The budgets for a batch in one part and in three.
+/// The budgets for a batch in one part and for a batch in three.
 fn budgets(run: &Run) -> [(Option<usize>, usize); 2] {
     [(None, run.batch_size), (Some(run.budget_for(32)), 32)]
 }
@@ -57,7 +57,7 @@ fn step_survives_the_failure_of_any_of_its_allocations_and_is_the_same() {
     }
 }
 
-/// Only step `retried` was tried twice, and every loss is the same bits.
+/// Checks that only step `retried` was tried twice, and that every loss has the same bits.
 fn check_reports(calm: &[StepReport], stormy: &[StepReport], retried: u64, place: &str) {
     assert_eq!(calm.len(), stormy.len(), "{place}");
     for (a, b) in calm.iter().zip(stormy) {
@@ -152,7 +152,7 @@ fn run_goes_on_where_it_was_once_memory_is_back() {
     device.allocator().clear_fault();
     let report = trainer.step(&batch).expect("memory is back");
     assert_eq!(report.step, 2);
-    // The recovery made the parts smaller before it gave up; the plan's size was worth keeping.
+    // The recovery made the parts smaller before it gave up, and the plan's size must be restored.
     assert_eq!(report.micro_batch, 96);
     assert_eq!(trainer.state_hash().expect("cpu"), calm.state_hash);
 }

@@ -1,4 +1,4 @@
-//! Files that are written beside their place first, so that what was there stays whole.
+//! Files are written under a temporary name first, so an earlier file stays whole.
 
 use std::fs;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn unwritable_folder_is_an_error_that_names_the_file() {
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("one's own");
 }
 
-/// Set in the process that runs inside the full disk: where that is mounted.
+/// The mount point of the full disk. Set in the process that runs inside.
 #[cfg(target_os = "linux")]
 const FULL_DISK: &str = "LOWTIDE_TEST_FULL_DISK";
 
@@ -77,7 +77,7 @@ fn full_disk_is_an_error_that_names_the_file_and_leaves_the_earlier_one() {
     if let Some(folder) = std::env::var_os(FULL_DISK) {
         return check_full_disk(Path::new(&folder));
     }
-    // A disk of 64 KiB that only this test sees, in a mount namespace of its own.
+    // A disk of 64 KiB that only this test sees, in a separate mount namespace.
     let folder = tempfile::tempdir().expect("a folder");
     let script = "mount -t tmpfs -o size=64k tmpfs \"$1\" || exit 77; shift; exec \"$@\"";
     let inside = Command::new("unshare")

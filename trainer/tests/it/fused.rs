@@ -1,5 +1,4 @@
-//! Steps whose optimizer runs inside of backward: the bits of the others, less memory, and still
-//! transactions.
+//! Steps with a fused update: the bits of other steps, less memory, and still transactions.
 
 use std::cell::Cell;
 
@@ -60,7 +59,7 @@ fn adamw() -> Adam {
     Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() }).expect("in range")
 }
 
-/// Everything that an elementwise optimizer can be.
+/// Elementwise optimizers with all their options.
 fn optimizers() -> Vec<(&'static str, Optimizer)> {
     let sgd = SgdOptions { momentum: 0.9, weight_decay: 0.01, ..SgdOptions::new(0.05) };
     let still = SgdOptions { momentum: 0.0, ..sgd };
@@ -90,7 +89,7 @@ struct Ran {
     losses: Vec<(f64, Option<f64>)>,
 }
 
-/// Notes loss and length of the gradient of each step.
+/// Records the report of each step.
 #[derive(Default)]
 struct Notes(Vec<StepReport>);
 
@@ -101,7 +100,7 @@ impl Observer for Notes {
     }
 }
 
-/// A run of an epoch with these knobs.
+/// Trains an epoch with these knobs.
 fn run<T: Task + Clone>(
     task: fn(&Device) -> T,
     optimizer: &Optimizer,
@@ -127,7 +126,8 @@ fn run<T: Task + Clone>(
     }
 }
 
-/// A fused run is as another one, in memory as planned, in whole batches and in parts.
+/// Checks that a fused run gives the result of another run within the planned memory, in whole
+/// batches and in parts.
 fn check<T: Task + Clone>(
     name: &str,
     task: fn(&Device) -> T,
@@ -221,7 +221,7 @@ fn planner_fuses_where_nothing_else_fits() {
     assert_eq!(error.needed_bytes, planned.predicted_peak_bytes());
 }
 
-/// Lets an allocation fail that is counted from the beginning of a step's nth forward pass.
+/// Makes an allocation fail that is counted from the beginning of a step's nth forward pass.
 struct FaultAt<'a> {
     device: &'a Device,
     forward: usize,
@@ -246,7 +246,7 @@ impl Observer for FaultAt<'_> {
     }
 }
 
-/// A fault at every allocation of a fused step.
+/// Injects a fault into every allocation of a fused step.
 fn fault_everywhere<T: Task + Clone>(
     name: &str,
     task: fn(&Device) -> T,
@@ -286,9 +286,9 @@ fn fault_everywhere<T: Task + Clone>(
         struck += retries;
     }
     println!("{name}: {requests} allocations, {struck} of those tried failed");
-    // The trial is about half of them; what is promised does not fail.
+    // About half of the allocations belong to the trial; promised allocations do not fail.
     assert!(struck * stride > requests as usize / 3, "{name}: {struck} of {requests}");
-    // After the last part has begun for the second time nothing fails any more.
+    // Once the last part has begun its second run, nothing fails any more.
     assert_eq!(once(parts, 1), (calm, requests, 0), "{name}: in the second run");
 }
 
@@ -299,7 +299,7 @@ fn fault_at_any_allocation_ends_in_the_undisturbed_bits() {
     fault_everywhere("GPT in parts", gpt, &tokens(), (3, 1));
 }
 
-/// Takes all memory away when the update begins, and gives it back after the step.
+/// Takes all free memory when the update begins, and returns it after the step.
 struct Greedy<'a>(&'a Device, Cell<usize>);
 
 impl Observer for Greedy<'_> {
@@ -339,7 +339,7 @@ fn memory_that_is_taken_while_parameters_are_written_is_taken_after() {
 
 #[test]
 fn short_memory_in_mid_run_fuses_the_update() {
-    /// Leaves room for a fused step from the second step on.
+    /// Leaves room only for a fused step from the second step on.
     struct Less<'a>(&'a Device, usize, Vec<Recovery>);
     impl Observer for Less<'_> {
         fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
@@ -404,8 +404,8 @@ struct Pair {
 
 parameters!(Pair { first, second });
 
-/// A loss that reads the second weight past its leaf, in an operation before it: backward needs it
-/// when its gradient is complete.
+/// A loss that also reads the second weight directly, past its leaf and in an earlier operation.
+/// Backward still needs the weight when its gradient is complete.
 fn read_behind(model: &Pair, pass: &Pass, device: &Device, part: &BatchView<'_>) -> Result<Loss> {
     let numbers = part.field("numbers").expect("the field").values::<f32>().expect("f32");
     let x = Tensor::from_slice(device, [part.len(), 4], numbers)?;
@@ -447,8 +447,8 @@ fn what_cannot_be_fused_is_refused_and_not_planned() {
     assert!(error.to_string().contains("micro-batches of 7 of a batch of 6"), "{error}");
 }
 
-/// The gradients of GPT-2 with 124 million parameters are gone, at any batch that does not hide
-/// them behind its activations.
+/// A fused update frees most gradients of GPT-2 with 124 million parameters. The peak falls unless
+/// the activations of a large batch dominate it.
 #[test]
 fn gpt2_needs_less_by_its_gradients() {
     const SHAPE: GptShape =

@@ -1,4 +1,4 @@
-//! All crates can be imported by glob together: the only `Result` is the trainer's.
+//! All crates can be imported by glob together. The only `Result` is the trainer's.
 
 #![expect(unused_imports, reason = "importing them is the test")]
 
@@ -10,7 +10,7 @@ use lowtide_nn::*;
 use lowtide_tensor::*;
 use lowtide_trainer::*;
 
-/// The mean of ones, or what a trainer would say.
+/// The mean of ones, with the trainer's `Result`.
 fn mean(device: &Device) -> Result<f32> {
     let mean = || Tensor::ones(device, [3], DType::F32)?.mean(&[-1])?.item();
     Ok(mean().map_err(|error: TensorError| NnError::from(AutogradError::from(error)))?)

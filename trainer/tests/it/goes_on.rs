@@ -1,10 +1,10 @@
-//! `fit` goes on from where the training is, with a plan for what it is given.
+//! `fit` continues from the present position, with a plan for its arguments.
 
 use lowtide_trainer::{Flow, Observer, Position, Result, StepReport, Training};
 
 use crate::common::{KINDS, Run, labelled};
 
-/// Three batches an epoch, the last of which is short.
+/// Three batches an epoch; the last one is short.
 fn run() -> Run {
     Run { train_len: 250, epochs: 3, ..Run::default() }
 }
@@ -26,7 +26,7 @@ fn one_epoch_and_another_are_two() {
     }
 }
 
-/// Stops after a step, and keeps the numbers of epochs that it saw.
+/// Stops after a step, and records the numbers of epochs.
 struct Stop {
     after: u64,
     epochs: Vec<u64>,
@@ -70,7 +70,8 @@ fn other_data_gets_a_plan_of_its_own() {
     trainer.fit(&train, &test, 1, &mut []).expect("fits");
     assert_eq!(trainer.current_plan(), Some(&first), "the same data is planned once");
 
-    // Larger batches: neither cut into the first plan's nor beyond its peak.
+    // Larger batches are not cut into the first plan's micro-batches, and do not exceed the new
+    // plan's peak.
     let (large, _) = Run { batch_size: 192, ..run }.loaders();
     trainer.fit(&large, &test, 1, &mut []).expect("fits");
     let plan = trainer.current_plan().expect("it has run");
@@ -78,7 +79,7 @@ fn other_data_gets_a_plan_of_its_own() {
     let measured = device.allocator().statistics().reserved.peak_bytes;
     assert_eq!(plan.predicted_peak_bytes(), measured);
 
-    // And less memory.
+    // Less memory leads to a new plan as well.
     let least = plan.predicted_peak_bytes();
     device.allocator().set_capacity(least - 1);
     trainer.fit(&large, &test, 1, &mut []).expect("fits in parts");

@@ -1,4 +1,4 @@
-//! The checks can fail: tasks that break the rules are named, and the hash sees every bit.
+//! Tests of the checks: tasks that break the rules are named, and the hash covers every bit.
 
 use std::cell::RefCell;
 use std::panic::Location;
@@ -15,7 +15,8 @@ use crate::common::{Cnn, Kind, Probe, Run, cnn, first_batch};
 
 const WHERE: &str = file!();
 
-/// The trainer after its plan, with a fault at its 9th allocation, and what its step says.
+/// Plans, then takes a step with a fault at its 9th allocation. Returns the trainer and the step's
+/// error.
 fn step_with_fault(
     run: &Run,
     device: &Device,
@@ -45,7 +46,7 @@ fn tensor_kept_beyond_a_rolled_back_attempt_is_named_by_its_site() {
             }
             Ok(())
         });
-        // Blocks from before the step are not reported, above or below the leak.
+        // Blocks from before the step are not reported, at addresses above or below the leak.
         let before = Tensor::zeros(&device, [1000], DType::F32).expect("memory");
         let (_, error) = step_with_fault(&run, &device, leaky);
         assert_eq!(kept.borrow().len(), 1);
@@ -120,7 +121,7 @@ fn parameter_written_in_a_step_is_an_error_that_names_operation_and_site() {
         assert!(error.to_string().contains(&site.to_string()), "{error}");
         assert_eq!(trainer.steps(), 0);
         assert_eq!(trainer.state_hash().expect("cpu"), hash);
-        // Between steps the parameters are the user's.
+        // Between steps the user may change parameters.
         meddle(&mut trainer.task_mut().inner).expect("not frozen any more");
         assert_ne!(trainer.state_hash().expect("cpu"), hash);
     }
@@ -137,7 +138,7 @@ fn optimizer_state_is_frozen_while_a_step_is_computed() {
             Some(tensor) if !device.is_simulated() => Ok(tensor.mul_scalar_(2.0)?),
             _ => Ok(()),
         });
-    // An optimizer that has state already, with a handle to the last of it.
+    // An optimizer that has state already, and a handle to the last state tensor.
     let mut optimizer = Kind::Momentum.build(0.01);
     let mut warm_up = cnn(&device, 16, 0);
     let attempt = lowtide_autograd::Attempt::new();
@@ -227,7 +228,7 @@ fn state_hash_sees_optimizer_state_and_step_counts() {
 
 #[test]
 fn state_hash_sees_steps_that_change_nothing_else() {
-    // A learning rate of 0 and no state: only the counts move.
+    // With a learning rate of 0 and no state, only the counters change.
     let run = Run::default();
     let device = run.device(None);
     let task = cnn(&device, run.channels, run.seed);

@@ -46,11 +46,12 @@ fn overflowing_scale_backs_off_and_leaves_the_parameters_alone_until_it_fits() {
     let device = run.device(None);
     let task = cnn(&device, run.channels, run.seed);
     let mut trainer = Trainer::new(&device, task, Kind::Adam.build(0.01), scaled(initial_scale));
-    // So bright that gradients are above 2, for which alone half of the largest float is too much.
+    // Images so bright that some gradients exceed 2, so that half of the largest float is too large
+    // as a scale.
     let bright = noise(&[3; 12], 12, 1e4);
     let batch = first_batch(&bright);
 
-    // The twin: the state machine on its own, told what the step reports.
+    // A copy of the scaler's state machine, fed with the results that the step reports.
     let mut twin = scaled(initial_scale).scaler.expect("one is given");
     let mut skipped = 0;
     let before = (values(trainer.task_mut()), versions(trainer.task_mut()));
@@ -78,7 +79,7 @@ fn overflowing_scale_backs_off_and_leaves_the_parameters_alone_until_it_fits() {
     assert!(after.iter().all(|value| value.is_finite()));
     assert_eq!(trainer.steps(), skipped + 1);
 
-    // From here on it is the run that begins with the scale that the twin arrived at.
+    // From here on the run equals one that begins with the scale that `twin` reached.
     let task = cnn(&device, run.channels, run.seed);
     let scale = twin.scale();
     let mut late = Trainer::new(&device, task, Kind::Adam.build(0.01), scaled(scale));

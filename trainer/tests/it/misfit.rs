@@ -1,4 +1,5 @@
-//! Nothing fits: said before the first step, with the exact number of missing bytes.
+//! A training that does not fit is reported before the first step, with the exact number of missing
+//! bytes.
 
 use lowtide_nn::models::{SimpleCnn, SimpleCnnShape};
 use lowtide_nn::optim::Stateful;
@@ -23,7 +24,8 @@ fn missing_bytes_are_exactly_what_is_missing() {
     }
 }
 
-/// A layer of many outputs: a second part of a batch of two needs a second set of gradients.
+/// A layer with many outputs: a second micro-batch of a batch of two needs a second set of
+/// gradients.
 fn many_outputs(device: &Device) -> Trainer<Cnn, Box<dyn Stateful>> {
     let shape = SimpleCnnShape { image: [1, 8, 8], channels: 64, classes: 500 };
     let model = SimpleCnn::new(device, RandomKey::new(0), shape).expect("memory");

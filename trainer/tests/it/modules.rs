@@ -1,5 +1,5 @@
-//! Which module has the memory: the same in a rehearsal and in the run, and never this library's
-//! rules.
+//! Memory by module is the same in a rehearsal and in the run, and is never attributed to this
+//! library's rules.
 
 use lowtide_allocator::{Action, Category, ModulePath, ModuleShare};
 

@@ -1,5 +1,5 @@
-//! Others on the device of a training: their blocks are none of its own, and memory that they take
-//! is waited for.
+//! Other users of the training's device: their blocks are not counted as its own, and the training
+//! waits for memory that they take.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -48,7 +48,7 @@ fn beside(
     Ok((trainer.state_hash()?, reports.reports))
 }
 
-/// Keeps the reports, and says when the first step is done.
+/// Records the reports, and signals the end of the first step.
 struct Reports<'a> {
     has_begun: &'a AtomicBool,
     reports: Vec<StepReport>,
@@ -70,7 +70,7 @@ fn calm(run: &Run) -> u64 {
     beside(run, Options::default(), |_, _, _| {}, &mut Nothing).expect("undisturbed").0
 }
 
-/// Lets an allocation of every second step fail.
+/// Makes an allocation of every second step fail.
 struct Faults {
     key: RandomKey,
 }
@@ -85,7 +85,7 @@ impl Observer for Faults {
     }
 }
 
-/// Blocks that come and go, at most 20 at a time.
+/// Allocates and frees blocks, at most 20 at a time.
 fn allocates(device: &Device, is_over: &AtomicBool, key: RandomKey, size_bytes_max: usize) {
     let (mut held, mut count) = (Vec::new(), 0);
     while !is_over.load(Ordering::Relaxed) {
@@ -96,7 +96,7 @@ fn allocates(device: &Device, is_over: &AtomicBool, key: RandomKey, size_bytes_m
             let at = key.uniform(count + 1) * held.len() as f32;
             drop(held.swap_remove(at as usize));
         }
-        // So that the step makes most of the requests, and meets most of the faults.
+        // The pause leaves most of the requests, and so most of the faults, to the step.
         thread::sleep(Duration::from_micros(50));
     }
 }
@@ -124,7 +124,7 @@ fn blocks_of_a_neighbour_are_never_called_left_over() {
 fn memory_that_comes_back_is_waited_for() {
     let runs = if is_deep() { 250 } else { 12 };
     let mut waited = 0;
-    // A machine that is busy may have no step where memory is gone: then there are more runs.
+    // On a busy machine no step may meet the lack of memory; then more runs are made.
     for seed in 0..20 * runs {
         if seed >= runs && waited > 0 {
             break;
@@ -139,7 +139,7 @@ fn memory_that_comes_back_is_waited_for() {
                 let share = key.uniform(count);
                 let capacity_bytes = (peak_bytes as f32 * share) as usize;
                 device.allocator().set_capacity(capacity_bytes);
-                // Long enough to be seen by a step that fails and looks again.
+                // The pause is long enough for a step that fails and checks again.
                 thread::sleep(Duration::from_millis(4));
                 device.allocator().set_capacity(usize::MAX);
                 thread::sleep(Duration::from_millis(13));

@@ -8,7 +8,7 @@ use lowtide_trainer::{NonFinite, NotFinite, NotFiniteWhat, Options, Task, TrainE
 
 use crate::common::{Run, first_batch, labelled};
 
-/// Eight images in batches of four; the sixth has this pixel.
+/// Eight images in batches of four; the sixth image contains this pixel.
 fn with_pixel(pixel: f32) -> Loader {
     let key = RandomKey::new(3).op("images");
     let mut images: Vec<f32> = (0..8 * 64).map(|index| key.uniform(index)).collect();
@@ -58,7 +58,7 @@ fn gradient_that_overflows_under_a_finite_loss_is_not_committed() {
     let run = Run::default();
     let device = run.device(None);
     let mut trainer = run.trainer(&device);
-    // The logits are finite, and so is the loss; the gradient of the first layer is not.
+    // Logits and loss are finite; the gradient of the first layer is not.
     for (layer, scale) in [("conv.weight", 1e-20), ("linear.weight", 1e30)] {
         trainer.task_mut().parameters().visit(&mut |name, parameter| {
             if name == layer {

@@ -1,4 +1,4 @@
-//! Calls of observers and their order; and the metrics file.
+//! Calls of observers and their order, and the metrics file.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use lowtide_trainer::{
 
 use crate::common::{Run, cnn, digits, labelled};
 
-/// Writes down every call, and stops or fails where it is told to.
+/// Records every call. Stops or fails at a given call.
 #[derive(Default)]
 struct Diary {
     calls: Vec<String>,
@@ -64,7 +64,7 @@ fn run() -> Run {
     Run { train_len: 100, epochs: 2, ..Run::default() }
 }
 
-/// Calls of a first and a second observer, steps committed, and how the run ended.
+/// Runs with two observers. Returns their calls, the number of committed steps, and the result.
 fn watch(mut first: Diary) -> (Diary, Diary, u64, Result<()>) {
     let run = run();
     let device = run.device(None);
@@ -219,7 +219,7 @@ fn metrics_appear_under_their_name_only_when_the_run_has_ended() {
     assert_eq!(seen, [false, false]);
     let first = std::fs::read(&path).expect("there now");
 
-    // An earlier run's file stays whole until the next one has ended.
+    // The file of an earlier run stays whole until the next run has ended.
     let (_, ended) = fit(&mut Diary { fail_at: Some("step 1 of epoch 1"), ..Diary::default() });
     ended.expect_err("the diary is torn");
     assert_eq!(std::fs::read(&path).expect("still there"), first);
@@ -258,7 +258,7 @@ fn report_of_a_step_has_the_learning_rate_that_it_was_made_with() {
 
 #[test]
 fn samples_that_cannot_be_read_are_left_out_and_told() {
-    /// The digits, of which some cannot be read.
+    /// The digits, some of which cannot be read.
     struct Holes(Digits);
     impl Dataset for Holes {
         fn len(&self) -> usize {

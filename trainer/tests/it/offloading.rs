@@ -1,4 +1,4 @@
-//! Plans that let what blocks keep for backward wait in another device's memory.
+//! Plans that offload saved tensors of blocks to another device's memory.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::Loader;
@@ -23,7 +23,7 @@ fn options(host: &Device) -> Options {
     }
 }
 
-/// A device and its host, the latter with so much memory.
+/// A device and a host with this much memory.
 fn devices(host_bytes: Option<usize>) -> [Device; 2] {
     [cpu(None), cpu(host_bytes)]
 }
@@ -32,8 +32,8 @@ fn peak_bytes(device: &Device) -> usize {
     device.allocator().statistics().reserved.peak_bytes
 }
 
-/// A training of two epochs, planned by `plan` within `budget_bytes`: the plan, the hash of its
-/// end, and the peaks of device and host.
+/// Runs a training of two epochs, planned by `plan` within `budget_bytes`. Returns the plan, the
+/// final hash, and the peaks of device and host.
 fn run<T: Task + Clone>(
     task: fn(&Device) -> T,
     loader: &Loader,
@@ -53,7 +53,7 @@ fn run<T: Task + Clone>(
     Ok((plan, hash, devices.each_ref().map(peak_bytes)))
 }
 
-/// Every plan that there is, from that without a limit to the least; all of them are run.
+/// Runs every plan, from the plan without a limit to the least one.
 fn every_plan<T: Task + Clone>(name: &str, task: fn(&Device) -> T, loader: &Loader) -> Vec<Knobs> {
     let whole = run(task, loader, None, |trainer, fit| trainer.plan_run(fit, &Default::default()))
         .expect("no limit");
@@ -115,7 +115,7 @@ fn any_number_of_blocks_may_be_offloaded_recomputed_or_not() {
     }
 }
 
-/// The plan of a GPT within budgets of its own for device and host.
+/// The plan of a GPT with separate budgets for device and host.
 fn plan_within(budgets: [usize; 2]) -> Result<Plan> {
     let [device, host] = devices(Some(budgets[1]));
     let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options(&host));

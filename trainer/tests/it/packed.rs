@@ -1,4 +1,4 @@
-//! Batches of packed samples, each as long as its samples are together.
+//! Batches of packed samples, whose length is the sum of the lengths of their samples.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::common::does_not_fit;
 const BATCH: usize = 8;
 const LEN_MAX: usize = 400;
 
-/// Sequences of these lengths: items of four numbers, and a number to each.
+/// Sequences of these lengths: each item has four numbers, and a target number.
 struct Sequences {
     lens: Vec<usize>,
     fields: [Field; 2],
@@ -76,7 +76,7 @@ fn cpu() -> Device {
     Device::cpu(options).expect("address space")
 }
 
-/// A step on each batch, within `capacity_bytes` if there is a limit.
+/// Takes a step on each batch, within `capacity_bytes` if given.
 fn steps(lens: &[usize], capacity_bytes: Option<usize>) -> (Vec<Result<StepReport>>, Knobs) {
     let (device, loader) = (cpu(), loader(lens));
     let mut trainer = trainer(&device);
@@ -132,7 +132,7 @@ fn parameters_are_put_together_as_often_as_a_packed_batch_has_parts() {
     assert_eq!(plan.forecast.gathered_bytes, BATCH * parameter_bytes);
 }
 
-/// The parts in the middle of a batch are not alike: none is left out of the rehearsal.
+/// Micro-batches of different lengths are not alike, so the rehearsal runs all of them.
 #[test]
 fn peak_of_a_batch_in_parts_of_different_lengths_is_predicted() {
     for longest in 0..BATCH {
@@ -150,7 +150,7 @@ fn peak_of_a_batch_in_parts_of_different_lengths_is_predicted() {
     }
 }
 
-/// Capacity that is gone when the longer batch comes is met by the ladder.
+/// The recovery ladder copes with capacity that is gone when a longer batch comes.
 #[test]
 fn longer_batch_and_less_memory_in_one_step_are_survived() {
     let lens = [[20; BATCH], [200; BATCH]].concat();

@@ -1,4 +1,4 @@
-//! A step fails, and so does its retry: every pair of allocations, the k-th and then the j-th.
+//! A step fails and its retry fails too: every pair of a k-th and then a j-th allocation.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
@@ -14,8 +14,8 @@ use crate::common::{cnn, is_deep};
 
 const KEY: RandomKey = RandomKey::new(5);
 
-/// Lets an allocation of the first attempt fail and one of the second, each counted from the
-/// beginning of its forward pass.
+/// Makes one allocation of the first attempt and one of the second fail. Each is counted from the
+/// beginning of the forward pass.
 struct Pair<'a> {
     device: &'a Device,
     faults: Vec<Fault>,
@@ -48,7 +48,7 @@ fn images(shape: [usize; 3]) -> Loader {
     loader(vec![images, Field::new("labels", ElementType::I64, &[])], 4)
 }
 
-/// Every `stride`-th pair of a step; how many there were.
+/// Checks every `stride`-th pair of a step. Returns the number of pairs.
 fn check<T: Task + Clone>(
     name: &str,
     task: impl Fn(&Device) -> T,
@@ -60,7 +60,7 @@ fn check<T: Task + Clone>(
     let adam = Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() });
     let options = Options { clip_norm: Some(0.5), ..Options::default() };
     let mut trainer = Trainer::new(&device, task(&device), adam.expect("in range"), options);
-    // The first step makes the optimizer's state.
+    // The first step creates the optimizer's state.
     trainer.run(&Fit::new(loader).steps(1), &mut []).expect("memory");
     let begin = trainer.snapshot().expect("readable");
     let fit = Fit::new(loader).steps(1);
@@ -76,7 +76,8 @@ fn check<T: Task + Clone>(
     run(&mut trainer, Vec::new());
     let (calm, requests, _) = run(&mut trainer, Vec::new());
     assert!(requests > 20, "{name}: {requests} allocations are no step");
-    // The last is the end of what comes after the first forward pass.
+    // At least one of the `requests` comes before the first forward pass, from which faults are
+    // counted.
     let (mut pairs, mut at) = (0, 0);
     let end = requests - 1;
     for first in 1..=end {
@@ -90,7 +91,8 @@ fn check<T: Task + Clone>(
             let recoveries: Vec<Recovery> =
                 reports[0].retries.iter().map(|retry| retry.recovery).collect();
             assert!(recoveries.iter().all(|&r| r == Recovery::SamePlan), "{recoveries:?}");
-            // What is counted before the first forward pass is not part of the count.
+            // Faults are counted from the forward pass, so a second fault near the end may not
+            // strike.
             assert!((1..=2).contains(&recoveries.len()), "{name}: {first}, then {second}");
             pairs += u64::from(recoveries.len() == 2);
         }
@@ -101,7 +103,7 @@ fn check<T: Task + Clone>(
 
 #[test]
 fn step_survives_every_pair_of_failures_and_is_the_same() {
-    // Strides that share no factor with what a layer does meet every kind of pair.
+    // Strides without a common factor with the allocations of a layer meet every kind of pair.
     let [small, large] = if is_deep() { [1, 7] } else { [53, 4001] };
     let cnn = check("SimpleCnn", |device| cnn(device, 2, 7), &images([1, 8, 8]), small);
     let tokens = loader(vec![Field::new("tokens", ElementType::I64, &[5])], 11);

@@ -1,4 +1,4 @@
-//! The predicted peak is the measured one, to the byte.
+//! The predicted peak equals the measured peak to the byte.
 
 use lowtide_trainer::{Options, Trainer};
 
@@ -14,7 +14,7 @@ fn check(run: Run, budget_bytes: Option<usize>) -> usize {
     predicted_bytes
 }
 
-/// Batch sizes that divide the data and that do not, all of it, and more than there is.
+/// Batch sizes that divide the data, that do not divide it, that equal it, and that exceed it.
 const BATCH_SIZES: [usize; 5] = [40, 50, 64, 100, 1000];
 
 fn check_budgets(run: Run) {
@@ -23,7 +23,7 @@ fn check_budgets(run: Run) {
         Ok(plan) => plan.predicted_peak_bytes(),
         Err(_) => whole_bytes,
     };
-    // Something between all at once and a sample at a time.
+    // A budget between the need of the whole batch and the need of a single sample.
     let least_bytes = does_not_fit(run.plan(Some(0))).needed_bytes;
     check(run, Some(tightest((least_bytes + whole_bytes) / 2)));
     check(run, Some(least_bytes));
@@ -34,7 +34,7 @@ fn predicted_peak_is_the_measured_one_for_every_batch_size_budget_optimizer_and_
     for kind in KINDS {
         for epochs in [1, 3] {
             for batch_size in BATCH_SIZES {
-                // So wide that the optimizer's state takes pages of its own.
+                // So wide that the optimizer's state takes separate pages.
                 let channels = 64;
                 let run = Run { train_len: 100, batch_size, epochs, kind, ..Run::default() };
                 check_budgets(Run { channels, ..run });
@@ -60,11 +60,11 @@ fn predicted_peak_is_the_measured_one_without_a_full_batch_to_train_on() {
 
 #[test]
 fn single_step_is_planned_without_the_forward_pass_after_it() {
-    // In a second step the optimizer's state is there while the activations are.
+    // From the second step on, the optimizer's state and the activations exist at the same time.
     let run = Run { train_len: 96, channels: 128, ..Run::default() };
     let single_bytes = check(run, None);
     assert!(single_bytes < check(Run { train_len: 192, ..run }, None));
-    // The second step may be that of the next epoch, and a little shorter than the first.
+    // The second step may be in the next epoch, and a little smaller than the first.
     assert!(single_bytes < check(Run { epochs: 2, ..run }, None));
     assert!(single_bytes < check(Run { train_len: 96 + 95, ..run }, None));
 }

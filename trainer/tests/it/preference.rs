@@ -1,4 +1,4 @@
-//! Answers that are preferred to others: the loss, its reference, and what it takes.
+//! Preferred answers: the loss, its reference, and the memory.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn gpt(device: &Device, seed: u64) -> Gpt {
     Gpt::new(device, RandomKey::new(seed), shape).expect("memory")
 }
 
-/// A model with adapters that already do something.
+/// A model whose adapters are not zero.
 fn adapted(device: &Device, seed: u64) -> Gpt {
     let mut model = gpt(device, seed);
     adapt(&mut model, RandomKey::new(3), &LoraOptions { rank: 2, ..Default::default() })
@@ -32,7 +32,7 @@ fn adapted(device: &Device, seed: u64) -> Gpt {
     model
 }
 
-/// Sums where the right answer was chosen.
+/// Pairs of sums in which the right answer was chosen.
 fn pairs(count: usize, batch_size: usize) -> Loader {
     let line = |at: usize| {
         let (a, b) = (at % 7, at % 5);
@@ -47,7 +47,7 @@ fn pairs(count: usize, batch_size: usize) -> Loader {
     Loader::with_sampler(rows, Sequential, options).expect("valid options")
 }
 
-/// The logarithm of the probability of each row's labels, from logits that are there as a whole.
+/// The log-likelihood of each row's labels, from whole logits.
 fn naive(model: &Gpt, tokens: &Tensor, labels: &Tensor) -> Vec<f64> {
     let pass = Pass::eval();
     let logits = model.forward(&pass, pass.constant(tokens.clone())).expect("memory");
@@ -170,7 +170,7 @@ fn adapters_learn_what_is_preferred_beside_one_copy_of_the_model() {
     assert_eq!(score.accuracy(), 1.0);
     assert!(score.loss() < 0.5, "{}", score.loss());
     let (other, with_two, _) = run(true);
-    // The reference has the values of the adapters' base.
+    // The reference has the values of the adapted model's base.
     assert_eq!((other.loss(), other.accuracy()), (score.loss(), score.accuracy()));
     assert!(with_two > before, "{with_two} {before}");
 }

@@ -1,4 +1,4 @@
-//! A training by the prelude and the crates that the trainer re-exports, without another import.
+//! A training that only imports the prelude and the crates that the trainer re-exports.
 
 use lowtide_trainer::prelude::*;
 use lowtide_trainer::{data, nn};

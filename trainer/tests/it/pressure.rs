@@ -1,10 +1,10 @@
-//! Memory that is taken away, and given back, while a run is going on.
+//! Memory that is taken away and given back during a run.
 
 use lowtide_trainer::{Options, Recovery};
 
 use crate::common::{Kind, Run, does_not_fit, reassociation};
 
-/// Many steps of full batches and of a short one per epoch.
+/// Many steps: each epoch has several full batches and a short one.
 fn run() -> Run {
     Run { train_len: 96 * 13, epochs: 2, ..Run::default() }
 }
@@ -67,7 +67,7 @@ fn parts_grow_back_after_eight_clean_steps_with_room() {
             4 => device.allocator().set_capacity(capacity_bytes),
             _ => {}
         });
-    // Step 3 was retried, 4 to 11 are the eight clean ones.
+    // Step 3 was retried; steps 4 to 11 are the eight clean ones.
     let sizes: Vec<usize> = breathing.reports.iter().map(|report| report.micro_batch).collect();
     let small = sizes[2];
     assert!(small < run.batch_size);
@@ -97,8 +97,8 @@ fn parts_grow_beyond_the_first_plan_where_there_is_more_room_than_at_the_start()
 
 #[test]
 fn parts_stay_small_as_long_as_there_is_no_room() {
-    // An epoch is seven steps, of which the last is short and would fit at any size: step 14 is
-    // the eighth clean one after the retry.
+    // An epoch has seven steps; the last one is short and would fit at any size. Step 14 is the
+    // eighth clean step after the retry.
     let run = Run { train_len: 96 * 6 + 5, epochs: 5, ..Run::default() };
     let lowered_bytes = run.plan(None).expect("fits").predicted_peak_bytes() / 2;
     let squeezed = run.fit_with(None, Options::default(), |device, step| {

@@ -1,4 +1,4 @@
-//! A training by several ranks: that of one rank with the same batches.
+//! A training by several ranks equals the training of one rank with the same batches.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -19,7 +19,7 @@ use crate::common::{KINDS, Run, digits, on_ranks};
 
 pub(crate) type OneTrainer = Trainer<Net, Box<dyn Stateful>>;
 
-/// The batches of `run`, or this rank's part of them.
+/// The batches of `run`, or this rank's shares of them.
 pub(crate) fn loader(run: &Run, ranks: Option<&dyn Collectives>) -> Loader {
     let (index, count) = ranks.map_or((0, 1), |ranks| (ranks.rank().index, ranks.rank().count));
     let data =
@@ -48,7 +48,7 @@ pub(crate) fn leaves(samples: usize) -> MicroBatches {
     MicroBatches::Shards(NonZeroUsize::new(samples).expect("some"))
 }
 
-/// Results of a run: plan, hash of the state, measured peak, losses, and retried steps.
+/// Results of a run: plan, hash of the state, measured peak, losses, and number of retried steps.
 pub(crate) struct Ran {
     pub(crate) plan: Plan,
     pub(crate) hash: u64,
@@ -93,7 +93,7 @@ pub(crate) fn calm(_: &Device, _: u64) -> Result<Flow> {
     Ok(Flow::Continue)
 }
 
-/// Random numbers are those of the samples: dropout is in it.
+/// Random numbers depend on the sample, and the model contains dropout.
 #[test]
 fn two_ranks_have_the_bits_of_one_that_splits_its_batches() {
     for kind in KINDS {
@@ -127,7 +127,7 @@ fn every_rank_ends_with_the_same_state_and_in_the_planned_memory() {
     }
 }
 
-/// Batch norm is in it: a leaf has statistics of its own.
+/// The model contains batch norm, whose statistics each shard computes on its own.
 #[test]
 fn with_leaves_one_two_four_and_eight_ranks_have_the_same_bits_in_the_planned_memory() {
     for kind in KINDS {
@@ -152,7 +152,7 @@ fn with_leaves_one_two_four_and_eight_ranks_have_the_same_bits_in_the_planned_me
     }
 }
 
-/// Looks at what an evaluation by all ranks came to.
+/// Records the scores of an evaluation by all ranks.
 struct Scores<'a> {
     set: &'a Loader,
     peaks: Vec<usize>,
@@ -172,7 +172,7 @@ impl Observer for Scores<'_> {
     }
 }
 
-/// The evaluation has four batches, the last one short: of eight ranks, four have none.
+/// The evaluation has four batches; the last one is short. Of eight ranks, four have no batch.
 #[test]
 fn ranks_share_an_evaluation_and_have_the_score_of_one_in_the_planned_memory() {
     let run = Run::default();
@@ -289,7 +289,7 @@ pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Parallelism) {
                 });
                 for (rank, ran) in found.into_iter().enumerate() {
                     assert_eq!(ran.hash, hash, "{place}");
-                    // What is promised for the end of a step does not fail.
+                    // Promised allocations at the end of a step do not fail.
                     let is_promised = rank == faulty
                         && zero != Parallelism::DataParallel
                         && ran.retried_steps == 0;
@@ -303,7 +303,7 @@ pub(crate) fn fail_everywhere(micro_batches: MicroBatches, zero: Parallelism) {
     }
 }
 
-/// One rank loses memory in the middle of a run, and takes smaller parts; the other need not.
+/// One rank loses memory during a run and takes smaller parts; the other rank keeps its size.
 #[test]
 fn a_rank_with_less_memory_goes_on_with_smaller_parts() {
     for zero in [Parallelism::DataParallel, Parallelism::Zero1, Parallelism::Zero2] {

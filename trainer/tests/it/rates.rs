@@ -1,4 +1,4 @@
-//! Plans by the rates of a device: what is fast there is what is chosen.
+//! Plans by the rates of a device: the planner chooses the plan that is fastest there.
 
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
 use lowtide_nn::models::{Gpt, GptShape, ResNet, ResNetShape};
@@ -44,13 +44,13 @@ fn trainer<T: Task + Clone>(device: &Device, task: T) -> Trainer<T, Adam> {
     Trainer::new(device, task, adam, Options::default())
 }
 
-/// A device without memory of these rates.
+/// A simulated device with these rates.
 fn simulated(rates: Rates) -> Device {
     let spec = SimSpec { threads: 1, rates, ..SimSpec::like_this_machine(1 << 40) };
     Device::sim(spec).expect("no memory is needed")
 }
 
-/// Rates by which nothing counts but how many operations there are.
+/// Rates with which only the number of operations counts.
 fn launches_only() -> Rates {
     let endless = Rates::nominal(1e30, 1e30);
     OpClass::ALL.into_iter().fold(endless, |rates, class| {
@@ -58,7 +58,7 @@ fn launches_only() -> Rates {
     })
 }
 
-/// The plan for one byte less than the whole batch takes with everything kept.
+/// The plan for one byte less than the whole batch needs with everything kept.
 fn plan_one_byte_short(device: &Device) -> Result<Plan> {
     let loader = tokens();
     let mut trainer = trainer(device, gpt(device));
@@ -71,14 +71,14 @@ fn plan_one_byte_short(device: &Device) -> Result<Plan> {
 
 #[test]
 fn costly_launches_turn_the_plan_from_parts_to_recomputation() {
-    // More arithmetic costs more than more operations.
+    // Here additional arithmetic costs more than additional operations.
     let split = plan_one_byte_short(&simulated(Rates::nominal(1e9, 1e9))).expect("fits");
     assert!(split.knobs.micro_batch < 8 && !split.knobs.cheap_recomputed, "{split}");
     let recomputed = plan_one_byte_short(&simulated(launches_only())).expect("fits");
     assert_eq!(recomputed.knobs.micro_batch, 8, "{recomputed}");
     assert!(recomputed.knobs.cheap_recomputed, "{recomputed}");
 
-    // The processor, which has the same rates, has the same plan.
+    // A CPU device with the same rates gets the same plan.
     let options =
         CpuOptions { threads: Some(1), rates: Some(launches_only()), ..Default::default() };
     let device = Device::cpu(options).expect("address space");
@@ -94,9 +94,9 @@ fn seconds_of_a_step_are_its_operations_by_the_rates() {
     let whole = trainer.plan_run(&fit, &WHOLE.into()).expect("fits").forecast;
     let launch_count = whole.step_seconds / 1e-3;
     assert!((launch_count - launch_count.round()).abs() < 1e-6, "{launch_count}");
-    // Two steps, and nothing else but the optimizer's state in the first one.
+    // Two steps; the first one also creates the optimizer's state.
     assert!(whole.step_seconds < whole.seconds && whole.seconds <= 2.0 * whole.step_seconds);
-    // Each part from the second on, run or only counted, adds as much as the one before.
+    // Each part after the first, run or only counted, adds the time of one part.
     let mut seconds = |micro_batch| {
         let plan = trainer.plan_run(&fit, &Knobs { micro_batch, ..WHOLE }.into());
         plan.expect("fits").forecast.step_seconds
@@ -120,7 +120,7 @@ fn plan_with_given_knobs_has_them_or_says_what_is_missing() {
     device.allocator().set_capacity(plan.predicted_peak_bytes() - 1);
     assert_eq!(does_not_fit(gpt.plan_run(&fit, &knobs.into())).missing_bytes(), 1);
 
-    // Samples that are coupled stay together.
+    // Coupled samples are not split.
     let images = Field::new("images", ElementType::F32, &[3, 32, 32]);
     let loader = self::loader(vec![images, Field::new("labels", ElementType::I64, &[])]);
     let device = simulated(Rates::nominal(1e9, 1e9));

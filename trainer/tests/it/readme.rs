@@ -1,4 +1,4 @@
-//! The README at the root shows what is true.
+//! The code in the root README works as shown.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Plans that keep less for backward, where a batch does not fit or may not be split.
+//! Plans that keep less for backward, for batches that do not fit or may not be split.
 
 use lowtide_autograd::SavedPolicy;
 use lowtide_data::{ElementType, Field, Loader, LoaderOptions, Random, Sequential};
@@ -81,7 +81,7 @@ fn run<T: Task + Clone>(
     Ok(Found { plan, hash: trainer.state_hash()?, peak_bytes })
 }
 
-/// Every plan that there is, from that without a limit to the least; all of them are run.
+/// Runs every plan, from the plan without a limit to the least one.
 fn plans<T: Task + Clone>(
     name: &str,
     task: fn(&Device) -> T,
@@ -127,10 +127,10 @@ fn what_may_not_be_split_is_recomputed_to_the_same_bits() {
     }
     for knobs in [&resnet, &unet, &gpt] {
         assert!(knobs.len() > 3 && knobs[1].cheap_recomputed, "first what is cheap: {knobs:?}");
-        // An update is fused where nothing else fits.
+        // An update is fused only if nothing else fits.
         assert!(knobs.is_sorted_by_key(|knobs| knobs.fused_update), "{knobs:?}");
     }
-    // The U-Net needs most while no gradient is there yet.
+    // The U-Net reaches its peak before the first gradient exists.
     for knobs in [&resnet, &gpt] {
         assert!(knobs[knobs.len() - 1].fused_update, "{knobs:?}");
     }
@@ -168,7 +168,7 @@ fn step_that_ran_out_of_memory_recomputes_and_goes_back_to_keeping() {
     let fit = Fit::new(&loader);
     let options = Options { micro_batches: MicroBatches::Never, ..Options::default() };
     let mut ends = Vec::new();
-    // Cheap results, then blocks as well.
+    // First cheap results are recomputed, then blocks as well.
     for (squeezes, blocks) in [(false, 0), (true, 0), (true, 1)] {
         let device = cpu(None);
         let mut trainer = Trainer::new(&device, gpt(&device), optimizer(), options.clone());

@@ -1,4 +1,4 @@
-//! Runs by steps, with several sets, averages, observers of ours, and copies for checkpoints.
+//! Runs by steps, with several sets, averages, built-in observers, and checkpoint copies.
 
 use lowtide_data::Loader;
 use lowtide_nn::Plateau;
@@ -19,7 +19,8 @@ fn run() -> Run {
     Run { train_len: 250, ..Run::default() }
 }
 
-/// The evaluations of a run: epoch, step, whether it ends the epoch, and the sets.
+/// Records the evaluations of a run: epoch, step and end of epoch of each, and the names of the
+/// sets.
 #[derive(Default)]
 struct Evaluations(Vec<(u64, u64, bool)>, Vec<String>);
 
@@ -59,7 +60,7 @@ fn run_by_steps_evaluates_its_sets_as_often_as_it_is_told() {
         assert_eq!(score, again.expect("fits"), "the last score of the first set");
         seen.0
     };
-    // After each epoch, and after the last step.
+    // Evaluations follow each epoch and the last step.
     assert_eq!(evaluations(None, 7), [(1, 3, true), (2, 6, true), (3, 7, false)]);
     let by_steps = evaluations(Some(Every::Steps(2)), 5);
     assert_eq!(by_steps, [(1, 2, false), (2, 4, false), (2, 5, false)]);
@@ -84,7 +85,7 @@ fn steps_of_a_run_in_pieces_are_those_of_one() {
     }
 }
 
-/// From each place of an epoch, also over its border and a short last batch.
+/// Begins at each place of an epoch, also with steps across its end and over a short last batch.
 #[test]
 fn plan_of_a_few_steps_is_their_run_to_the_byte() {
     let run = run();
@@ -135,7 +136,7 @@ fn copy_for_checkpoints_is_in_the_plan_or_is_not_made() {
     let plan = planned(None);
     let copy_bytes = plan.checkpoint_copy_bytes;
     assert!(copy_bytes > 0 && plan.predicted_peak_bytes() > plain.predicted_peak_bytes());
-    // One byte less than with the copy: the largest micro-batch is worth more than the copy.
+    // One byte less than with the copy: the plan keeps the largest micro-batch and drops the copy.
     let tight = planned(Some(plan.predicted_peak_bytes() - 1));
     assert_eq!((tight.checkpoint_copy_bytes, tight.knobs), (0, plain.knobs));
     assert_eq!(tight.predicted_peak_bytes(), plain.predicted_peak_bytes());
@@ -156,7 +157,7 @@ fn copy_for_checkpoints_is_in_the_plan_or_is_not_made() {
             .map(|(step, _)| *step)
             .collect();
         assert_eq!(steps, [6, 4], "the last two");
-        // Another one goes on to the same bits.
+        // Another trainer continues to the same bits.
         let mut other = run.trainer_with(&run.device(None), options.clone());
         let (_, path) = &checkpoints_in(folder.path()).expect("a folder")[1];
         other.load(path).expect("whole");
@@ -189,7 +190,7 @@ fn averages_are_evaluated_and_the_training_does_not_notice() {
     // The parameters are those of a training without averages.
     let raw = evaluate(trainer.task(), &device, &test, 50).expect("fits");
     assert_eq!(raw, plain.score);
-    // Swapped by hand, they give the score.
+    // Swapping the averages by hand gives the same score.
     let mut optimizer = trainer.optimizer().clone();
     optimizer.swap(lowtide_trainer::Task::parameters(trainer.task_mut())).expect("memory");
     let part = trainer.current_plan().expect("it ran").evaluation_batch;
@@ -210,7 +211,8 @@ fn early_stopping_waits_as_long_as_it_is_told() {
         trainer.fit(&train, &test, 6, &mut [&mut stop]).expect("fits");
         trainer.steps()
     };
-    // With a rate of 0 nothing becomes better: the first evaluation, and two that are not better.
+    // With a rate of 0 nothing improves: the first evaluation is followed by two that are not
+    // better.
     assert_eq!(steps(0.0), 9);
     assert_eq!(steps(0.01), 18, "it becomes better each time");
 }
@@ -222,7 +224,7 @@ fn plateau_lowers_the_rate_and_readings_read() {
     let options = Options { gradient_norm: true, ..Options::default() };
     let mut trainer = run.trainer_with(&run.device(None), options);
     trainer.optimizer_mut().set_learning_rate(1e-4);
-    // Better is what is less than half.
+    // Only a value below half of the best one counts as better.
     let plateau = PlateauOptions { threshold: 0.5, patience: 0, ..PlateauOptions::default() };
     let plateau = Plateau::new(plateau).expect("in range");
     let mut reduce = ReduceOnPlateau::new(Watched::new("test", "loss"), plateau);

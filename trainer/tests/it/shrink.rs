@@ -1,5 +1,5 @@
-//! Pruned models in a training: they stay pruned, through every step that fails and every
-//! checkpoint, and the plan knows what the masks take.
+//! Training of pruned models: weights stay pruned through failing steps and checkpoints, and the
+//! plan counts the memory of the masks.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use crate::common::{Cnn, KINDS, Kind, Outcome, Run, cnn, does_not_fit};
 
 type Pruning = Trainer<Cnn, Masked<Box<dyn Stateful>>>;
 
-/// A trainer of a network of which most weights are pruned.
+/// A trainer of a network in which most weights are pruned.
 fn pruned(run: &Run, device: &Device, optimizer: Box<dyn Stateful>) -> Pruning {
     let mut task = cnn(device, run.channels, run.seed);
     let options =
@@ -24,13 +24,14 @@ fn pruned(run: &Run, device: &Device, optimizer: Box<dyn Stateful>) -> Pruning {
     Trainer::new(device, task, Masked::new(optimizer, masks), options)
 }
 
-/// AdamW whose states are in 8 bits where they are large.
+/// AdamW with 8-bit states for large parameters.
 fn eight_bit() -> Box<dyn Stateful> {
     let adam = Adam::new(AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() });
     Box::new(adam.expect("in range").with_8bit_states())
 }
 
-/// Weights that are exactly zero, of parameters of two dimensions and more.
+/// Number of weights that are exactly zero, and of all weights, in parameters with two or more
+/// dimensions.
 fn zeros(task: &mut Cnn) -> (usize, usize) {
     let (mut zeros, mut all) = (0, 0);
     task.parameters().visit(&mut |_, parameter| {
@@ -62,7 +63,7 @@ fn check(run: &Run, budget_bytes: Option<usize>, optimizer: Box<dyn Stateful>) -
 
 #[test]
 fn predicted_peak_with_masks_is_the_measured_one_within_every_budget() {
-    // A linear layer large enough for states in 8 bits.
+    // The linear layer is large enough for 8-bit states.
     let run = Run { channels: 64, epochs: 2, ..Run::default() };
     let optimizers = KINDS.map(|kind| kind.build(kind.learning_rate()));
     for optimizer in optimizers.into_iter().chain([eight_bit()]) {
@@ -132,7 +133,7 @@ fn checkpoint_of_a_pruned_model_goes_on_to_the_same_bits_and_stays_pruned() {
     assert_eq!(other.state_hash().expect("cpu"), trainer.state_hash().expect("cpu"));
     let (zeros, all) = zeros(other.task_mut());
     assert!(zeros * 10 >= all * 7 - 10, "{zeros} of {all}");
-    // A snapshot of the run that was saved does as well.
+    // A snapshot from the run works as well as the saved file.
     let snapshot = trainer.snapshot().expect("whole");
     other.restore(&snapshot).expect("of the same training");
     assert_eq!(other.state_hash().expect("cpu"), trainer.state_hash().expect("cpu"));
@@ -157,7 +158,7 @@ fn model_without_channels_is_trained_within_less_and_its_plan_holds() {
     let (whole, half) = (fit(0.0), fit(0.5));
     assert!(half.measured_peak_bytes * 10 < whole.measured_peak_bytes * 7);
     assert!(half.losses().last() < half.losses().first());
-    // From the least to the most as a model that was made with as many channels.
+    // The plan takes the time of a model that was made with this number of channels.
     let narrow = Run { channels: 16, ..run }.fit(None);
     assert_eq!(half.plan.forecast.seconds, narrow.plan.forecast.seconds);
 }

@@ -1,4 +1,4 @@
-//! Plans on a simulated device, and what their seconds are good for.
+//! Plans on a simulated device, and the use of their seconds.
 
 use lowtide_tensor::{Device, SimSpec};
 use lowtide_trainer::{Fit, TrainError};
@@ -76,7 +76,7 @@ fn finer_parts_never_cost_less_time() {
             .survey(&Fit::new(&train).evaluate("test", &test).epochs(2), &Default::default())
             .expect("rehearsed");
         let sizes: Vec<usize> = survey.iter().map(|(knobs, _)| knobs.micro_batch).collect();
-        // Parts that need no less than larger ones are left out.
+        // Parts that need no less memory than larger ones are left out.
         assert!(sizes.len() > 3 && sizes[..3] == [96, 48, 24], "{sizes:?}");
         assert!(sizes.iter().all(|size| [96, 48, 24, 12, 6, 3, 2, 1].contains(size)), "{sizes:?}");
         for pair in survey.windows(2) {

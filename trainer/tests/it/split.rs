@@ -1,4 +1,4 @@
-//! A batch in parts: fewer samples at once, the same training.
+//! A batch in micro-batches: fewer samples at once, the same training.
 
 use lowtide_trainer::{Options, Trainer};
 
@@ -6,8 +6,8 @@ use crate::common::{
     KINDS, Kind, Run, cnn, first_batch, hits, labelled, naive_gradient, reassociation, values,
 };
 
-/// Addends of the longest sum of a step: the gradient of a convolution's weight goes over all
-/// pixels of all samples.
+/// Number of addends of the longest sum in a step: the gradient of a convolution's weight sums over
+/// all pixels of all samples.
 fn sum_len(run: &Run) -> usize {
     run.batch_size * 64
 }
@@ -15,7 +15,7 @@ fn sum_len(run: &Run) -> usize {
 #[test]
 fn half_the_memory_gives_the_same_losses_up_to_reassociation() {
     for kind in KINDS {
-        // 20 steps; the learning rate is small enough for errors not to grow by themselves.
+        // 20 steps; with this small learning rate errors do not grow by themselves.
         let run = Run { kind, train_len: 960, epochs: 2, ..Run::default() };
         let whole = run.fit(None);
         let half = run.fit(Some(whole.measured_peak_bytes / 2));
@@ -25,7 +25,7 @@ fn half_the_memory_gives_the_same_losses_up_to_reassociation() {
         assert_eq!(whole.reports.len(), 20, "{kind:?}");
         assert_ne!(half.losses(), whole.losses(), "nothing was split");
         for (step, (a, b)) in (1..).zip(half.losses().into_iter().zip(whole.losses())) {
-            // Every step adds an error of its own to those of the steps before it.
+            // Every step adds its own error to the errors of earlier steps.
             let tolerance = f64::from(step) * reassociation(sum_len(&run)) * b.max(1.0);
             assert!((a - b).abs() <= tolerance, "{kind:?} step {step}: {a} {b} {tolerance:e}");
         }
@@ -45,8 +45,8 @@ fn reports_name_the_samples_of_the_batch_and_of_its_parts() {
     assert_eq!(seen, [(1, 96, 32), (2, 96, 32), (3, 8, 8)]);
 }
 
-/// The parameters after one step of plain descent with learning rate 1: the gradient, negated, on
-/// top of the same initial values.
+/// The negated gradient, plus the initial values: the parameters after one step of plain descent
+/// with learning rate 1.
 fn gradient(labels: &[i64], micro_batch: usize) -> Vec<f64> {
     let run = Run { kind: Kind::Plain, ..Run::default() };
     let loader = labelled(labels, labels.len());
@@ -75,7 +75,7 @@ fn gradient(labels: &[i64], micro_batch: usize) -> Vec<f64> {
 
 #[test]
 fn ragged_parts_with_ignored_labels_have_the_gradient_of_the_mean_of_the_whole() {
-    // Three parts of 34, 34 and 32, of which the middle one counts only twice.
+    // The parts have 34, 34 and 32 samples; in the middle one only two samples count.
     let counts = |index: usize| !(36..68).contains(&index) && !index.is_multiple_of(3);
     let label = |index: usize| if counts(index) { index as i64 % 10 } else { -100 };
     let labels: Vec<i64> = (0..100).map(label).collect();
@@ -89,7 +89,8 @@ fn ragged_parts_with_ignored_labels_have_the_gradient_of_the_mean_of_the_whole()
     let norm = mean.iter().map(|g| g * g).sum::<f64>().sqrt();
     assert!(norm > 0.1, "{norm} is no gradient");
     for (index, expected) in mean.into_iter().enumerate() {
-        // Taking the gradient from a parameter rounds it by the parameter's u, which is less.
+        // Reading the gradient from a parameter adds a rounding error of the parameter's u, which
+        // is smaller.
         let tolerance = reassociation(labels.len() * 64) * norm;
         for found in [whole[index], parts[index]] {
             assert!((found - expected).abs() <= tolerance, "{index}: {found} {expected}");

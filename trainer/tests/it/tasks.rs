@@ -1,4 +1,4 @@
-//! Tasks: of closures, behind a box, with several terms, and those of ours.
+//! Tasks from closures, tasks behind a box, tasks with several terms, and the built-in tasks.
 
 use lowtide_autograd::Pass;
 use lowtide_data::{Batch, BatchView, Dataset, InMemory, Loader, LoaderOptions, Sequential};
@@ -18,7 +18,7 @@ fn simple_cnn(device: &Device, run: &Run) -> SimpleCnn {
     SimpleCnn::new(device, RandomKey::new(run.seed), shape).expect("memory")
 }
 
-/// The state after a run of this task.
+/// The state hash and the score after a run of this task.
 fn hash_of(run: &Run, task: impl FnOnce(&Device) -> Box<dyn Task>) -> (u64, Score) {
     let device = run.device(None);
     let options = Options { seed: run.seed, ..Options::default() };
@@ -68,7 +68,7 @@ fn top_k_counts_the_likeliest_classes() {
     assert!(top_3 > accuracy && top_3 < 1.0, "{accuracy} {top_3}");
 }
 
-/// Two terms: one over all targets, the other over those of samples that have a weight.
+/// A loss of two terms: one over all targets, the other over the targets of samples with a weight.
 #[derive(Clone)]
 struct TwoTerms {
     model: Mlp,
@@ -128,7 +128,7 @@ fn each_term_is_divided_by_its_own_count_of_the_whole_batch() {
     let device = Run::default().device(None);
     let mlp = || Mlp::new(&device, RandomKey::new(1), &[3, 4, 2]).expect("memory");
     let batch = first_batch(&data());
-    // The means by hand: of 16 targets, and of the 6 of three samples.
+    // The means by hand: over 16 targets, and over the 6 targets of three samples.
     let pass = Pass::no_grad(RandomKey::new(0));
     let terms = TwoTerms { model: mlp() }.losses(&pass, &device, &batch.view());
     let sums: Vec<f32> = terms

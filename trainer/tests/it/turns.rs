@@ -1,4 +1,4 @@
-//! Several models, each with an optimizer and a turn in every step: one transaction.
+//! Several models, each with an optimizer and a turn in every step, form one transaction.
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_amp::{LossScaler, LossScalerOptions};
@@ -19,14 +19,14 @@ use lowtide_trainer::{
 
 use crate::common::{Kind, Run, digits, first_batch};
 
-/// Both models with batch normalisation and an average of the generator, so that a turn writes
-/// parameters, states, averages and the other model's buffers.
+/// Two models with batch normalisation, and an average of the generator. A turn writes parameters,
+/// states, averages and the other model's buffers.
 #[derive(Clone)]
 struct Gan {
     discriminator: Mlp,
     norm: BatchNorm1d,
     generator: Mlp,
-    /// The generator's loss is not a number.
+    /// True if the generator's loss is NaN.
     is_bad: bool,
 }
 
@@ -117,7 +117,7 @@ const RUN: Run = Run {
     kind: Kind::Plain,
 };
 
-/// The three batches of an epoch, all at once.
+/// The three batches of an epoch, in one list.
 fn batches() -> Vec<Batch> {
     let data = Subset::new(digits(), (0..96).collect::<Vec<_>>()).expect("there are 1797");
     let options = LoaderOptions { batch_size: 32, prefetch: 3, ..Default::default() };
@@ -178,7 +178,7 @@ fn bits(model: &mut dyn Parameters) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// A training after `steps` steps, with the requests of each.
+/// A training after `steps` steps, and the number of requests of each step.
 fn calm_run(steps: usize) -> (Trainer<Gan, ByModel>, Vec<u64>) {
     let device = RUN.device(None);
     let mut trainer = trainer(&device, options());
@@ -272,7 +272,7 @@ fn plan_is_the_run_and_a_checkpoint_goes_on_in_the_same_bits() {
 
 #[test]
 fn batches_are_split_without_another_result() {
-    /// Without the norm, which couples samples.
+    /// The models without the norm, which couples samples.
     #[derive(Clone)]
     struct Uncoupled(Gan);
     impl Task for Uncoupled {

@@ -1,4 +1,4 @@
-//! Ranks that keep only a part of something each: the bits of ranks that keep all of it.
+//! Ranks that each keep only a part of some state have the bits of ranks that keep all of it.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn divided_states_have_the_same_bits_in_the_planned_memory() {
             let run = Run { kind, epochs: 2, ..Run::default() };
             for count in [2, 3, 4] {
                 if count == 3 && middle == Middle::BatchNorm {
-                    // Leaves are for powers of two.
+                    // Deterministic shards need a power of two of ranks.
                     continue;
                 }
                 let ran = |zero| {
@@ -66,7 +66,7 @@ fn divided_states_have_the_same_bits_in_the_planned_memory() {
     }
 }
 
-/// A linear layer of 327 680 weights has nearly all parameters.
+/// A linear layer of 327 680 weights holds nearly all parameters.
 #[test]
 fn states_on_each_of_n_ranks_are_one_nth() {
     let run = Run { channels: 2048, train_len: 16, batch_size: 8, ..Run::default() };
@@ -90,7 +90,7 @@ fn states_on_each_of_n_ranks_are_one_nth() {
     }
 }
 
-/// The most that a category takes on each rank in a run of [`deep`], and the state after it.
+/// The peak of a category on each rank in a run of [`deep`], and the state hash after the run.
 fn peaks(
     category: Category,
     count: usize,
@@ -107,7 +107,7 @@ fn peaks(
         let fit = Fit::new(&train).evaluate("test", &train).epochs(1);
         let plan = trainer.plan_run(&fit, &Default::default()).unwrap();
         let allocator = trainer.device().allocator().clone();
-        // The cache has memory of the model from before it was divided.
+        // The cache still holds memory of the model from before the division.
         allocator.trim();
         allocator.reset_peaks();
         trainer.run(&fit, &mut []).unwrap();
@@ -117,7 +117,8 @@ fn peaks(
     })
 }
 
-/// Beside the largest one, which is whole for a moment; a parameter where blocks are recomputed.
+/// Each rank holds its share of the gradients or parameters, and a tensor that is whole for a
+/// moment. For parameters this requires recomputed blocks.
 #[test]
 fn gradients_and_parameters_that_are_divided_take_their_share() {
     let recompute = Some(SavedPolicy::Recompute);
@@ -129,7 +130,7 @@ fn gradients_and_parameters_that_are_divided_take_their_share() {
             let whole = peaks(category, count, less, policy.clone());
             for (own, whole) in peaks(category, count, more, policy.clone()).iter().zip(&whole) {
                 assert_eq!(own.1, whole.1, "{count} ranks");
-                // Eight layers of one size.
+                // The model has eight layers of equal size.
                 let most = whole.0 / count + 2 * (whole.0 / 8);
                 assert!(own.0 < most, "{category:?}: {} of {}, {count}", own.0, whole.0);
             }
@@ -152,7 +153,7 @@ fn deep(run: &Run, options: Options) -> Trainer<Classification<Sequential>, Box<
     Trainer::new(&device, Classification::new(net), run.kind.build(0.01), options)
 }
 
-/// The sum of each micro-batch over the ranks, and then over the micro-batches.
+/// Gradients of each micro-batch are summed over the ranks, and then over the micro-batches.
 #[test]
 fn gradients_are_divided_after_each_micro_batch_of_all_ranks() {
     let run = Run { epochs: 2, ..Run::default() };
@@ -236,7 +237,7 @@ fn what_one_rank_saves_has_the_states_of_all_and_goes_on_with_any_number() {
     }
 }
 
-/// One that hashes in the middle is served by those that go on.
+/// A rank that hashes during the run is served by the ranks that go on.
 #[test]
 fn ranks_that_want_the_state_at_different_times_get_it() {
     let run = Run { epochs: 2, ..Run::default() };

@@ -1,7 +1,8 @@
-//! The way of a batch through a stage.
+//! The course of a batch through a stage.
 //!
-//! Micro-batches go through one after the other, and backward of one begins as soon as its loss is
-//! there (1F1B, Narayanan et al. 2019): stage s of n keeps the saved tensors of n - s of them.
+//! Micro-batches pass one after the other. The backward pass of a micro-batch begins as soon as its
+//! loss exists (1F1B, Narayanan et al. 2019): stage s of n keeps the saved tensors of n - s
+//! micro-batches.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -19,7 +20,7 @@ use crate::parallel::stages::pipeline::Pipeline;
 use crate::step::compute::Computation;
 use crate::task::contract::Task;
 
-/// A micro-batch, and what goes between the blocks in it.
+/// A micro-batch, and the values that its blocks pass to each other.
 struct MicroBatch {
     samples: Range<usize>,
     cuts: Cuts,
@@ -35,7 +36,7 @@ struct InFlight {
 
 /// The result of a forward pass through the stage.
 enum Output {
-    /// The value that has gone to the next stage.
+    /// The value that was sent to the next stage.
     Value(Var),
     Loss(Pass, Var),
 }
@@ -46,16 +47,16 @@ struct Course<'c, 'a, T> {
     attempt: &'c Attempt,
     pipeline: &'c Pipeline<T>,
     lane: Lane<'c>,
-    /// The micro-batches, as far as they are known.
+    /// The micro-batches; empty until they are cut.
     micro_batches: Vec<MicroBatch>,
     flying: VecDeque<Option<InFlight>>,
     loss_sum: Option<Tensor>,
-    /// Simulated time of all micro-batches forwards and backwards.
+    /// Simulated seconds of all micro-batches, forwards and backwards.
     seconds: [f64; 2],
 }
 
-/// Runs a batch through a stage: the sum of the losses on the last stage, and the simulated seconds
-/// of one micro-batch forwards and backwards.
+/// Runs a batch through a stage. Returns the sum of the losses, which only the last stage computes,
+/// and the simulated seconds of one micro-batch forwards and backwards.
 ///
 /// # Errors
 /// Errors of a forward and a backward pass; `Ranks`.
@@ -132,7 +133,7 @@ impl<T: Task> Course<'_, '_, T> {
         self.micro_batches.get(index).and_then(|own| self.pipeline.output(&own.cuts))
     }
 
-    /// Runs a micro-batch forwards; the value for the next stage.
+    /// Runs a micro-batch forwards. Returns the value for the next stage.
     fn forward(&mut self, index: usize, input: Option<Tensor>) -> Option<Tensor> {
         let begin_seconds = self.computation.device().simulated_seconds();
         let Course { computation, attempt, pipeline, micro_batches, loss_sum, .. } = self;
@@ -165,7 +166,7 @@ impl<T: Task> Course<'_, '_, T> {
         output
     }
 
-    /// Runs the micro-batch backwards that has waited longest; the gradient for the stage before.
+    /// Runs the oldest waiting micro-batch backwards. Returns the gradient for the previous stage.
     fn backward(&mut self, dy: Option<Tensor>) -> Option<Tensor> {
         let flying = self.flying.pop_front().flatten();
         let begin_seconds = self.computation.device().simulated_seconds();
@@ -192,8 +193,8 @@ impl<T: Task> Course<'_, '_, T> {
     }
 }
 
-/// Adds up the gradients of parameters that are trained in several stages, such as an embedding
-/// that is the output layer, too: all of these stages have the sum.
+/// Sums the gradients of parameters that several stages train, such as an embedding that is also
+/// the output layer. All of these stages get the sum.
 ///
 /// # Errors
 /// `OutOfMemory`; `Ranks`.
@@ -210,7 +211,7 @@ pub(crate) fn add_shared<T>(
         let Some(value) = trained.get(leaf) else { continue };
         let mut own = lane.attempt(|| match gradients.remove(*leaf) {
             Some(gradient) => Ok(gradient),
-            // Not every batch may come to it.
+            // A batch may not use the parameter.
             None => Ok(Tensor::zeros(device, *value.shape(), value.dtype())?),
         });
         let meta = own.as_ref().map(TensorMeta::of);

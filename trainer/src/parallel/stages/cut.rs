@@ -14,7 +14,7 @@ fn setting(problem: String) -> TrainError {
     TrainError::Setting { place: "pipeline".to_owned(), problem }
 }
 
-/// The error of a training whose model is to be cut first.
+/// The error of a training whose model is not cut yet.
 pub(crate) fn uncut() -> TrainError {
     setting("the model is not cut into stages yet: plan, or cut, first".to_owned())
 }
@@ -32,7 +32,7 @@ pub(crate) fn check(options: &Options, task: &impl Task) -> Result<()> {
     Ok(())
 }
 
-/// A copy of the model on a simulated device, from any device.
+/// A copy of the model on a simulated device. The model may be on any device.
 ///
 /// # Errors
 /// `OutOfMemory`.
@@ -49,7 +49,7 @@ pub(crate) fn simulated<T: Task>(mut task: T, device: &Device) -> Result<T> {
     Ok(task)
 }
 
-/// The bounds of the first rank, whatever the others take for the speed of their devices.
+/// The bounds that the first rank computed. Other ranks may have assumed other speeds.
 ///
 /// # Errors
 /// `Ranks`.
@@ -60,8 +60,8 @@ pub(crate) fn bounds_of_first(ranks: &dyn Collectives, own: &[usize]) -> Result<
     Ok(words.map(|word| u64::from_le_bytes(word) as usize).collect())
 }
 
-/// The blocks that `count` stages begin with, and the number of blocks: of all ways to cut, one of
-/// which the longest stage is shortest.
+/// The first block of each of `count` stages, followed by the number of blocks. Among all ways to
+/// cut, the longest stage is shortest.
 ///
 /// # Errors
 /// `Setting` if there are too few places to cut.
@@ -84,7 +84,8 @@ pub(crate) fn bounds_of(sections: &[Section], count: usize) -> Result<Vec<usize>
         Some(*sum)
     }));
     let ends: Vec<usize> = places.iter().copied().chain([sections.len()]).collect();
-    // For each end the best way to have a number of stages before it, the longest of them first.
+    // For each end: the best way to put the given number of stages before it, and the time of the
+    // longest of these stages.
     let mut best: Vec<(f64, Vec<usize>)> = ends.iter().map(|&end| (sums[end], vec![0])).collect();
     for stages in 1..count {
         let longer = |at: usize| {

@@ -1,4 +1,4 @@
-//! The whole state of a pipeline on one rank: for a checkpoint or a hash.
+//! The whole state of a pipeline, gathered on one rank for a checkpoint or a hash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ impl<T> StateDivision for StagedState<'_, T> {
         false
     }
 
-    /// Buffers that another stage updates are as there afterwards.
+    /// Buffers that another stage updates get the values of that stage.
     fn gather(
         &self,
         learned: &mut TrainedState<'_>,
@@ -103,8 +103,8 @@ impl<T> StateDivision for StagedState<'_, T> {
     }
 }
 
-/// Puts states in the order in which an optimizer of the whole model shows them: by parameter, as
-/// these were made, and for each as this stage's own.
+/// Sorts states into the order of an optimizer of the whole model: by the age of the parameter, and
+/// for one parameter in the order of this stage's optimizer.
 fn sort_as_optimizer(
     gathered: &mut Gathered,
     ids: &BTreeMap<String, LeafId>,

@@ -1,4 +1,4 @@
-//! Trades of a stage with other stages.
+//! Exchange of tensors between stages.
 
 use lowtide_allocator::Category;
 use lowtide_autograd::TensorMeta;
@@ -13,7 +13,7 @@ use crate::error::{Result, TrainError};
 pub(crate) struct Lane<'a> {
     ranks: &'a dyn Collectives,
     device: &'a Device,
-    /// The reason why this rank trades nothing any more.
+    /// The error after which this rank exchanges nothing any more.
     failure: Option<TrainError>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Lane<'a> {
         Some(rank.index + 1).filter(|&after| after < rank.count)
     }
 
-    /// The result of `work`, unless this rank has failed before or does now.
+    /// Runs `work` and returns its result; `None` if this rank has failed before or fails now.
     pub(crate) fn attempt<R>(&mut self, work: impl FnOnce() -> Result<R>) -> Option<R> {
         if self.failure.is_some() {
             return None;
@@ -41,8 +41,8 @@ impl<'a> Lane<'a> {
         work().map_err(|error| self.failure = Some(error)).ok()
     }
 
-    /// Gives a neighbour a tensor and takes one of it; either may be absent, where it is absent
-    /// there. A rank that has failed, and so has nothing to give, declines.
+    /// Gives a tensor to a neighbour and takes one from it. Either may be absent, if the neighbour
+    /// expects it to be absent. A rank that has failed declines.
     pub(crate) fn trade(
         &mut self,
         neighbour: Option<usize>,
@@ -71,8 +71,7 @@ impl<'a> Lane<'a> {
         traded.map_err(|error| self.fail(error.into())).ok().flatten()
     }
 
-    /// Takes an error for the reason of the failure. The end of all ranks says more than an earlier
-    /// one.
+    /// Records the error of this rank. An error that ends all ranks replaces an earlier one.
     fn fail(&mut self, error: TrainError) {
         if self.failure.is_none() || is_the_end(&error) {
             self.failure = Some(error);
@@ -80,7 +79,7 @@ impl<'a> Lane<'a> {
     }
 
     /// # Errors
-    /// The error with which this rank has failed.
+    /// The error of this rank, if it has failed.
     pub(crate) fn finish(self) -> Result<()> {
         self.failure.map_or(Ok(()), Err)
     }

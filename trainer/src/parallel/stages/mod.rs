@@ -2,8 +2,8 @@
 //! blocks, a stage.
 //!
 //! All ranks have all samples of every batch, which goes through the stages in micro-batches. A
-//! rank that fails declines everything that it would still trade with its neighbours, which then do
-//! so as well: all of them come to the end of the batch, and vote.
+//! rank that fails declines all further exchanges with its neighbours, which then decline as well.
+//! So all ranks reach the end of the batch, and vote.
 
 pub(crate) mod course;
 pub(crate) mod cut;
@@ -48,7 +48,7 @@ use crate::step::gradient_check::OwnNumbers;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// Ranks with a stage of the model each.
+/// Ranks that each have a stage of the model.
 pub(crate) struct Stages<T> {
     ranks: Arc<dyn Collectives>,
     /// Set once the model is cut.
@@ -114,7 +114,7 @@ impl<T: Task + Clone> Division<T> for Stages<T> {
         let kept = keep_own(parameters, device, &|leaf| pipeline.has(leaf), &is_own_buffer);
         agree(Some(ranks), kept.map_err(TrainError::from))?;
         name_tensors(parameters);
-        // Another value would be one of the same model.
+        // If a pipeline is set already, it belongs to the same model.
         drop(self.pipeline.set(Arc::new(pipeline)));
         Ok(())
     }
@@ -138,7 +138,7 @@ impl<T: Task + Clone> StepDivision<T> for Stages<T> {
         let attempt = Attempt::new();
         let (loss_sum, seconds) = run_through(computation, &attempt, pipeline, ranks);
         *self.seconds.lock().unwrap_or_else(PoisonError::into_inner) = seconds;
-        // As long as the others need for one micro-batch, if all stages are alike.
+        // The wait for the other stages with one micro-batch, if all stages are equally fast.
         let others = (pipeline.stage_count() - 1) as f64;
         computation.hooks.add_skipped_seconds(others * (seconds[0] + seconds[1]));
         let loss_sum = loss_sum.and_then(|loss_sum| {
@@ -159,7 +159,7 @@ impl<T: Task + Clone> StepDivision<T> for Stages<T> {
         Ok(Computed::new((loss_sum, pipeline.coupling().cloned()), (gradients, buffers)))
     }
 
-    /// The first stage counts the gradient of a parameter that is in several.
+    /// The first stage counts the gradient of a parameter that several stages have.
     fn counted_elsewhere(&self, _: &mut dyn Parameters) -> BTreeSet<LeafId> {
         self.pipeline.get().map_or_else(BTreeSet::new, |pipeline| pipeline.of_earlier_stages())
     }
@@ -170,7 +170,7 @@ impl<T: Task + Clone> StepDivision<T> for Stages<T> {
 }
 
 impl<T: Task + Clone> PlanDivision<T> for Stages<T> {
-    /// Stages wait less for the first and the last micro-batch if these are small.
+    /// With small micro-batches, stages wait less for the first and the last of them.
     fn freedom(&self) -> PlanFreedom {
         PlanFreedom { fused_update: false, eight_bit_states: false, small_is_faster: true }
     }

@@ -21,31 +21,32 @@ use crate::step::pass::{PassOptions, joined};
 use crate::step::turn::ModelTurn;
 use crate::task::contract::Task;
 
-/// A model that is cut into stages, and the stage that this rank has of it.
+/// A model that is cut into stages, and the stage of this rank.
 pub(crate) struct Pipeline<T> {
     rank: Rank,
-    /// The blocks that stages begin with, and the number of all blocks.
+    /// The first block of each stage, followed by the number of all blocks.
     bounds: Vec<usize>,
-    /// The stages that have each parameter, in the order in which parameters were made.
+    /// The stages that have each parameter, ordered by the age of parameters.
     stages: BTreeMap<LeafId, Vec<usize>>,
-    /// The stages in which each parameter has a gradient, unless it is frozen.
+    /// The stages in which each parameter has a gradient. Frozen parameters are left out.
     trained: BTreeMap<LeafId, Vec<usize>>,
-    /// The stage that updates a buffer.
+    /// The stage that updates each buffer.
     buffers: BTreeMap<BufferId, usize>,
     coupling: Option<Coupling>,
-    /// The whole model on a simulated device, which tells the shapes of values between stages.
+    /// The whole model on a simulated device, which gives the shapes of values between stages.
     whole: T,
     device: Device,
-    /// True if the model shows the policies of all blocks, and of no others.
+    /// True if the model shows one policy for each of its blocks.
     has_policies: bool,
-    /// Cuts of batches by their shapes.
+    /// Cuts of batches that were computed before, by shape.
     cuts: Mutex<Vec<(BatchLike, Cuts)>>,
 }
 
-/// Shapes and types of the fields of a batch, and the precision of the step, if it is trained on.
+/// Shapes and types of the fields of a batch, and the precision of a training step; `None` in an
+/// evaluation.
 type BatchLike = (Vec<(Vec<usize>, ElementType)>, Option<Precision>);
 
-/// Cuts that are remembered: a run has few shapes, unless sequences are packed.
+/// Largest number of remembered cuts. A run has few shapes, unless sequences are packed.
 const CUTS_MAX: usize = 64;
 
 impl<T> Pipeline<T> {
@@ -63,7 +64,8 @@ impl<T> Pipeline<T> {
         self.bounds[self.rank.index]..self.bounds[self.rank.index + 1]
     }
 
-    /// The policies of these blocks, among all that the model shows.
+    /// The policies of the blocks of this stage, as a range among all policies that the model
+    /// shows.
     pub(crate) fn policies(&self) -> Range<usize> {
         if self.has_policies { self.blocks() } else { 0..0 }
     }
@@ -82,7 +84,7 @@ impl<T> Pipeline<T> {
         cuts.input(self.blocks().end)
     }
 
-    /// True if this stage has a parameter. The first one has those that are not used.
+    /// True if this stage has a parameter. The first stage has the unused parameters.
     pub(crate) fn has(&self, leaf: LeafId) -> bool {
         match self.stages.get(&leaf) {
             Some(stages) => stages.contains(&self.rank.index),
@@ -90,8 +92,8 @@ impl<T> Pipeline<T> {
         }
     }
 
-    /// The first stage that updates a parameter, or has it; the first of all for one that is not
-    /// used.
+    /// The first stage that updates a parameter, else the first stage that has it. For an unused
+    /// parameter, stage 0.
     pub(crate) fn first_stage(&self, leaf: LeafId) -> usize {
         let stages = self.trained.get(&leaf).or_else(|| self.stages.get(&leaf));
         stages.map_or(0, |stages| stages[0])
@@ -102,19 +104,20 @@ impl<T> Pipeline<T> {
         self.buffers.get(&buffer).copied().unwrap_or(0)
     }
 
-    /// Parameters of this stage whose gradients an earlier one has, too.
+    /// Parameters of this stage whose gradients an earlier stage also has.
     pub(crate) fn of_earlier_stages(&self) -> BTreeSet<LeafId> {
         let is_later = |stages: &[usize]| stages[0] < self.rank.index;
         self.shared().filter(|(_, stages)| is_later(stages)).map(|(&leaf, _)| leaf).collect()
     }
 
-    /// Parameters that have a gradient in several stages, and these, unless they are frozen.
+    /// Parameters that have a gradient in several stages, with these stages. Frozen parameters are
+    /// left out.
     pub(crate) fn shared(&self) -> impl Iterator<Item = (&LeafId, &Vec<usize>)> {
         self.trained.iter().filter(|(_, stages)| stages.len() > 1)
     }
 
-    /// This pipeline, cut at other blocks, the last of which is the number of all: each stage has
-    /// what its sections use.
+    /// Cuts this pipeline at `bounds`, which end with the number of all blocks. Each stage gets the
+    /// parameters that its sections use.
     pub(crate) fn cut_at(self, bounds: Vec<usize>, sections: &[Section]) -> Self {
         let add = |stages: &mut BTreeMap<_, Vec<usize>>, leaves: &BTreeSet<LeafId>, stage| {
             for &leaf in leaves {
@@ -139,7 +142,7 @@ impl<T> Pipeline<T> {
     }
 
     /// Bytes that this stage sends in a step of `plan`: the values for the next stage, the
-    /// gradients of the values that came in, and those of parameters that are in several stages.
+    /// gradients for the previous stage, and the gradients of parameters that several stages have.
     pub(crate) fn sent_bytes(&self, plan: &Plan, parameters: &mut dyn Parameters) -> usize {
         let of_step = self.lock_cuts().iter().find_map(|((fields, precision), cuts)| {
             let len = fields.first().and_then(|(shape, _)| shape.first());
@@ -150,7 +153,7 @@ impl<T> Pipeline<T> {
         };
         let cuts = of_step.unwrap_or_default();
         let of_part = bytes(self.input(&cuts)) + bytes(self.output(&cuts));
-        // The last part may be shorter.
+        // The last micro-batch may be shorter.
         let of_batch = of_part / plan.knobs.micro_batch.max(1) * plan.batch_size;
         let mut shared = BTreeMap::new();
         parameters.visit(&mut |_, parameter| {
@@ -158,7 +161,7 @@ impl<T> Pipeline<T> {
                 && stages.contains(&self.rank.index)
                 && !parameter.is_frozen()
             {
-                // The first has the others' and gives each of them the sum.
+                // The first stage takes the gradients of the other stages and sends each the sum.
                 let is_first = stages[0] == self.rank.index;
                 let times = if is_first { stages.len() - 1 } else { 1 };
                 shared.insert(parameter.id(), times * parameter.value().size_bytes());
@@ -168,16 +171,17 @@ impl<T> Pipeline<T> {
     }
 
     fn lock_cuts(&self) -> MutexGuard<'_, Vec<(BatchLike, Cuts)>> {
-        // Every change is a single one: a panic leaves it whole.
+        // Each change is a single push or removal, so a panic leaves the list valid.
         self.cuts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: Task> Pipeline<T> {
-    /// A model on a simulated device, not cut yet, and a survey of a step on the batch `example`.
+    /// A model on a simulated device that is not cut yet, and a survey of a step on the batch
+    /// `example`.
     ///
     /// # Errors
-    /// `OutOfMemory`; those of a forward pass.
+    /// `OutOfMemory`; errors of a forward pass.
     pub(crate) fn uncut(
         rank: Rank,
         task: T,

@@ -7,7 +7,7 @@ enum Work {
     Backward(usize),
 }
 
-/// The order in which a stage works, as the course of a batch has it.
+/// The order of a stage's work, the same as in the course of a batch.
 fn order(index: usize, stage_count: usize, count: usize) -> Vec<Work> {
     let ahead = count.min(stage_count - 1 - index);
     let mut order: Vec<Work> = (0..ahead).map(Work::Forward).collect();
@@ -18,12 +18,12 @@ fn order(index: usize, stage_count: usize, count: usize) -> Vec<Work> {
     order
 }
 
-/// Seconds that `count` micro-batches take to go through stages forwards and backwards, where each
-/// stage takes these seconds for a micro-batch in either direction.
+/// Seconds that `count` micro-batches take to go through the stages, forwards and backwards.
+/// `stages` has the seconds of each stage for one micro-batch in either direction.
 pub fn seconds_of(stages: &[[f64; 2]], count: usize) -> f64 {
     let orders: Vec<Vec<Work>> =
         (0..stages.len()).map(|index| order(index, stages.len(), count)).collect();
-    // The time at which each stage is done so far, and the index of its next work.
+    // The time at which each stage becomes free, and the index of its next work.
     let (mut free, mut next) = (vec![0.0_f64; stages.len()], vec![0; stages.len()]);
     let mut forwards = vec![vec![None; count]; stages.len()];
     let mut backwards = forwards.clone();
@@ -57,7 +57,7 @@ pub fn seconds_of(stages: &[[f64; 2]], count: usize) -> f64 {
 mod tests {
     use super::{Work, order, seconds_of};
 
-    /// Equal stages are idle for as long as n - 1 of them need for one micro-batch.
+    /// Equal stages are idle for the time that n - 1 of them need for one micro-batch.
     #[test]
     fn equal_stages_wait_for_the_first_and_the_last_micro_batch() {
         for (stages, count) in [(1, 3), (2, 1), (2, 4), (4, 4), (4, 3), (4, 16), (8, 2)] {
@@ -69,11 +69,11 @@ mod tests {
     #[test]
     fn the_slowest_stage_is_never_idle_in_between() {
         let seconds = seconds_of(&[[1.0, 2.0], [3.0, 6.0], [1.0, 2.0]], 10);
-        // Before it the first forward pass of the stage before, after it the last backward one.
+        // 1.0 is the first forward pass of the stage before, 2.0 its last backward pass.
         assert_eq!(seconds, 1.0 + 90.0 + 2.0);
     }
 
-    /// The number of micro-batches that wait for their backward pass at most.
+    /// Largest number of micro-batches that wait for their backward pass.
     #[test]
     fn a_stage_keeps_as_many_micro_batches_as_there_are_stages_from_it_on() {
         for (stages, count) in [(4, 8), (4, 2), (3, 3)] {

@@ -49,7 +49,7 @@ impl<T: Task> EvaluationDivision<T> for InStages<'_, T> {
     }
 }
 
-/// The score of a batch, `micro_batch` samples at a time, on the last stage; nothing on the others.
+/// Scores a batch, `micro_batch` samples at a time. Only the last stage returns a score.
 ///
 /// # Errors
 /// Errors of an evaluation; `Ranks`.

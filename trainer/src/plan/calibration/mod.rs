@@ -1,4 +1,4 @@
-//! Calibration: the rates of this machine's processor, measured with lowtide's own operations.
+//! Calibration: the rates of this machine's processor, measured with operations of this workspace.
 
 mod probes;
 
@@ -13,21 +13,22 @@ use lowtide_tensor::{
 use crate::error::Result;
 use probes::{Limit, PROBES, Probe};
 
-/// How long each size of a probe is run; the slowest take longer, for they are run [`ROUNDS`]
-/// times at least.
+/// Time spent on each size of a probe. Every probe runs at least [`ROUNDS`] times, so slow probes
+/// take longer.
 const PROBE_TIME: Duration = Duration::from_millis(50);
-/// The least runs that a median is made of.
+/// Least number of runs for a median.
 const ROUNDS: usize = 5;
 
-/// The sizes of a probe: what they have in common is the launch, the rest goes by the samples.
+/// The sizes of a probe, in samples. Both sizes have the same launch time; the rest of the time
+/// grows with the samples.
 const SAMPLE_COUNTS: [usize; 2] = [1, 16];
 
 /// Sums over the probes of one class and limit.
 #[derive(Clone, Copy, Default)]
 struct Line {
-    /// Operations of a run.
+    /// Number of operations of a run.
     launch_count: f64,
-    /// Arithmetic or bytes, of the smaller size and of the larger.
+    /// Arithmetic operations or bytes, for the smaller and the larger size.
     work: [f64; 2],
     seconds: [f64; 2],
 }
@@ -38,7 +39,7 @@ struct Line {
 /// Other work on the machine at the same time makes the rates wrong.
 ///
 /// # Errors
-/// `OutOfMemory` where the machine has less than 200 MB.
+/// `OutOfMemory` if less than 200 MB are free.
 pub fn measure_rates(threads: Option<usize>, on_progress: &mut dyn FnMut(f64)) -> Result<Rates> {
     let cpu = Device::cpu(CpuOptions { threads, ..Default::default() })?;
     let sim = Device::sim(SimSpec { capacity_bytes: usize::MAX >> 1, ..cpu.spec() })?;
@@ -74,13 +75,14 @@ impl Line {
         Ok(())
     }
 
-    /// The rate at which more work takes more time, and the time of a launch that is left over. On
-    /// a machine that was disturbed, the rate of the larger size.
+    /// The rate, from the additional work of the larger size, and the remaining time of a launch.
+    /// If a disturbed machine ran the larger size no slower than the smaller, the rate is that of
+    /// the larger size.
     fn rate(&self, launch: &Launch) -> (f64, f64) {
         let Line { launch_count, work: [less, more], seconds: [short, long] } = *self;
         let whole = more / (long - launch_count * launch.bare_seconds).max(long / 2.0);
         let rate = if long > short { (more - less) / (long - short) } else { whole };
-        // No more than twice the rate with the launches counted in.
+        // At most twice the rate of the larger size.
         let rate = rate.min(2.0 * whole);
         let launch_seconds = (short - less / rate) / launch_count;
         (rate, launch_seconds.max(launch.bare_seconds) + launch.tape_seconds())
@@ -104,9 +106,9 @@ fn median_seconds(mut run: impl FnMut() -> Result<()>) -> Result<f64> {
 
 /// The cost of an operation on very few numbers.
 struct Launch {
-    /// Called by itself.
+    /// The operation alone.
     bare_seconds: f64,
-    /// In a training: with its part of the tape, and of the pass back.
+    /// The operation in a training, with its share of recording and of backward.
     seconds: f64,
 }
 
@@ -123,7 +125,7 @@ impl Launch {
     }
 }
 
-/// Runs something once.
+/// A function that runs an operation once.
 type Work = Box<dyn FnMut() -> Result<()>>;
 
 /// The time of a run over the number of its launches.
@@ -158,7 +160,8 @@ fn taped_launches(device: &Device) -> Result<Work> {
     }))
 }
 
-/// The rates of each class by its probes, and by those of elementwise operations where it has none.
+/// The rates of each class by its probes. A class without a probe has the rate of elementwise
+/// operations.
 fn rates(lines: &BTreeMap<(OpClass, Limit), Line>, launch: &Launch) -> Rates {
     let own = |class, limit| lines.get(&(class, limit)).map(|line| line.rate(launch));
     let of = |class, limit| {

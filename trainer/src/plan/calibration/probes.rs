@@ -1,4 +1,4 @@
-//! What is timed: operations as trainings have them, each class for one sample and for many.
+//! The probes: operations as a training runs them, with few and with many samples for each class.
 
 use lowtide_allocator::Category;
 use lowtide_tensor::{
@@ -16,11 +16,12 @@ pub(super) enum Limit {
     Bytes,
 }
 
-/// Operations of one class with one limit. Those of other classes are not among them.
+/// Operations of one class with one limit.
 pub(super) struct Probe {
     pub(super) class: OpClass,
     pub(super) limit: Limit,
-    /// Makes operands for a number of samples on a device. Returns the operations on them.
+    /// Makes operands for a number of samples on a device. Returns a function that runs the
+    /// operations.
     pub(super) make: fn(&Device, usize) -> TensorResult<Run>,
 }
 
@@ -37,7 +38,7 @@ const SAME: Conv2dGeometry =
 const STRIDED: Conv2dGeometry = Conv2dGeometry { stride: [2; 2], ..SAME };
 const HALVES: Pool2dGeometry = Pool2dGeometry { kernel: [2; 2], stride: [2; 2], padding: [0; 2] };
 
-/// All of them. A class without a probe for a limit has the rate of elementwise operations there.
+/// All probes. A class without a probe for a limit gets the rate of elementwise operations.
 pub(super) const PROBES: [Probe; 22] = [
     probe(OpClass::Product, Limit::Arithmetic, |device, count| products(device, count, 128, 128)),
     probe(OpClass::Product, Limit::Arithmetic, |device, count| products(device, count, 128, 512)),
@@ -95,19 +96,19 @@ pub(super) const PROBES: [Probe; 22] = [
 /// Elements of a sample.
 const LEN: usize = 1 << 14;
 
-/// Bytes of the operands that a stream goes through: a training comes back to a tensor when no
-/// near cache holds it any more.
+/// Bytes of operands between two uses of one operand: in a training, a tensor has left the small
+/// caches by its next use.
 const STREAM_BYTES: usize = 24 << 20;
 
-/// Values as after a layer, so that no branch of a kernel can be foreseen.
+/// Values like the outputs of a layer: the processor cannot predict a kernel's branches on them.
 fn values(device: &Device, dims: &[usize]) -> TensorResult<Tensor> {
     let mut x = Tensor::empty(device, dims, DType::F32)?;
     x.normal_(RandomKey::new(0), 0.0, 1.0)?;
     Ok(x)
 }
 
-/// One operation on one operand after the other. Results are kept for as long as their operand is
-/// not the next one again, as they are for backward.
+/// Runs an operation on one operand after the other. A result is kept until its operand is used
+/// again, as results are kept for backward.
 fn stream(
     device: &Device,
     dims: &[usize],
@@ -138,7 +139,7 @@ fn products(device: &Device, count: usize, k: usize, n: usize) -> TensorResult<R
     }))
 }
 
-/// A convolution of 3 x 3 to as many channels, and its gradients.
+/// A convolution of 3 x 3 that keeps the number of channels, and its gradients.
 fn convolutions(device: &Device, dims: [usize; 4], geometry: Conv2dGeometry) -> TensorResult<Run> {
     let channels = dims[1];
     let (x, w) = (values(device, &dims)?, values(device, &[channels, channels, 3, 3])?);
@@ -160,7 +161,7 @@ fn attention(device: &Device, count: usize) -> TensorResult<Run> {
     }))
 }
 
-/// Rows of 128 and their gradients.
+/// Layer norms of rows of 128 elements, and their gradients.
 fn layer_norms(device: &Device, count: usize) -> TensorResult<Run> {
     let w = values(device, &[128])?;
     stream(device, &[count, LEN / 128, 128], move |x| {
@@ -170,7 +171,7 @@ fn layer_norms(device: &Device, count: usize) -> TensorResult<Run> {
     })
 }
 
-/// Images of 16 x 16 with 64 channels, and their gradients.
+/// Batch norms of images of 16 x 16 with 64 channels, and their gradients.
 fn batch_norms(device: &Device, count: usize) -> TensorResult<Run> {
     let w = values(device, &[64])?;
     stream(device, &[count, 64, 16, 16], move |x| {
@@ -180,7 +181,7 @@ fn batch_norms(device: &Device, count: usize) -> TensorResult<Run> {
     })
 }
 
-/// The largest of 2 x 2, and the gradient.
+/// Max pooling of 2 x 2, and its gradient.
 fn pools(device: &Device, count: usize) -> TensorResult<Run> {
     stream(device, &[count, 16, 32, 32], |x| {
         let (y, winners) = x.max_pool2d(HALVES)?;
@@ -188,7 +189,7 @@ fn pools(device: &Device, count: usize) -> TensorResult<Run> {
     })
 }
 
-/// Rows of 128 that are looked up, and added up in the gradient.
+/// Embedding lookups of rows of 128 elements, and the sums in the gradient.
 fn embeddings(device: &Device, count: usize) -> TensorResult<Run> {
     let table = values(device, &[256, 128])?;
     let index = Tensor::zeros(device, [128 * count], DType::I64)?;

@@ -1,4 +1,4 @@
-//! Answers of a search: the plan that it found, or the reason why there is none.
+//! Results of a search: the plan that it found, or the reason why there is none.
 
 use lowtide_nn::optim::Stateful;
 
@@ -14,7 +14,8 @@ use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
     /// The forecast of a run that [copies the next batch ahead](Plan::copy_ahead_bytes), and the
-    /// bytes for that; or of one that does not, and 0, if it stays within the budget only then.
+    /// bytes for the copy. If the copy does not fit into the budget: the forecast without the copy,
+    /// and 0.
     pub(super) fn copying_ahead(&self, without: &Candidate) -> Result<(Forecast, usize)> {
         let Candidate { knobs, forecast } = without;
         let bytes = if self.inputs.copies_ahead && self.fits_device(without) {
@@ -31,9 +32,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
         Ok((forecast.clone(), 0))
     }
 
-    /// As many samples as can be evaluated at once without needing more than `forecast` does,
-    /// beside as much that is copied ahead, and the forecast with them. Evaluations keep nothing
-    /// for backward.
+    /// The largest number of samples that an evaluation can take at once without exceeding the peak
+    /// of `forecast`, with the same bytes copied ahead. Also returns the forecast of the run with
+    /// this number. Evaluations may be larger than micro-batches because they save nothing for
+    /// backward.
     fn evaluation(
         &self,
         knobs: Knobs,
@@ -46,15 +48,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
         });
         let whole = lens.max().unwrap_or(0);
         let mut sizes = part_sizes(whole.max(1));
-        // A score has the bits of the parts that it is made of: those of deterministic shards are
-        // the same on any number of ranks.
+        // The bits of a score depend on the parts of the batch. Parts that are deterministic shards
+        // give the same bits on any number of ranks, so they may not grow.
         let may_grow = Summation::of(self.inputs.options) == Summation::Sequential;
         sizes.retain(|&size| size > knobs.micro_batch && may_grow);
         let mut best = (knobs.micro_batch, forecast.clone());
-        // From the largest on; those from `end` on are too small to be of interest.
+        // Sizes fall with the index. Sizes from index `end` on are smaller than a size that fits.
         let (mut begin, mut end) = (0, sizes.len());
         while begin < end {
-            // The whole is likely, and then it is the answer.
+            // The whole set at once is tried first: it often fits, and is then the answer.
             let middle = if begin == 0 && end == sizes.len() { 0 } else { begin.midpoint(end) };
             let inputs = RunInputs { evaluation_batch: Some(sizes[middle]), ..self.inputs };
             let own = self.forecasts.of(&inputs, self.events, knobs, copy_ahead_bytes)?;
@@ -68,7 +70,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
         Ok(best)
     }
 
-    /// The plan that was found for batches of `batch_size`.
+    /// The plan for batches of `batch_size` with the candidate that was found.
     ///
     /// # Errors
     /// Errors of a rehearsal.
@@ -98,11 +100,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Search<'_, T, O> {
         })
     }
 
-    /// Why there is no plan: what needs least, and what would help.
+    /// The reason why there is no plan: the candidate that needs least memory, and remedies.
     pub(super) fn does_not_fit(mut self, splitting: Splitting) -> Result<Box<DoesNotFit>> {
         let Candidate { knobs, forecast } = self.least().clone();
         let Forecast { peak_bytes: needed_bytes, category_peaks, coupling, .. } = forecast;
-        // Parts would help, if they were allowed.
+        // Splitting would be possible, but is forbidden.
         let can_split = splitting == Splitting::Forbidden && coupling.is_none();
         let remedies = self.remedies(knobs, needed_bytes, can_split)?;
         let budget_bytes = self.budget_bytes;

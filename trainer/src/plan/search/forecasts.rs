@@ -13,15 +13,15 @@ use crate::plan::knobs::Knobs;
 use crate::plan::rehearsal::RunInputs;
 use crate::task::contract::Task;
 
-/// Forecasts from the rehearsals of one training. A forecast does not depend on the budget, so that
+/// Forecasts from the rehearsals of one training. A forecast does not depend on the budget, so
 /// searches for several budgets, and a survey, rehearse the same knobs only once.
 ///
-/// A handle: clones share what they know. Task, optimizer, options and events have to be the same
-/// for all searches that share; the blocks that were live are compared.
+/// Clones share their forecasts. All searches that share forecasts must have the same task,
+/// optimizer, options and events; live blocks are compared.
 #[derive(Clone, Debug, Default)]
 pub struct Forecasts(Rc<RefCell<HashMap<Rehearsed, Forecast>>>);
 
-/// Inputs of a rehearsal that differ between searches with shared forecasts.
+/// Inputs of a rehearsal that may differ between searches with shared forecasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Rehearsed {
     layout_hash: u64,
@@ -32,7 +32,7 @@ struct Rehearsed {
 }
 
 impl Forecasts {
-    /// The forecast of a run with these knobs, beside memory that batches are copied ahead to.
+    /// The forecast of a run with these knobs, with memory for batches that are copied ahead.
     ///
     /// # Errors
     /// Errors of a rehearsal.

@@ -1,9 +1,10 @@
 //! The planner: the fastest way to run a training that fits the budget.
 //!
-//! A batch is at best whole, with everything kept for backward. What does not fit is cut into the
-//! largest parts that do, or keeps less: what is cheap is recomputed, or the fewest blocks beside
-//! that with which the largest parts fit, or what blocks save waits in memory of the host. Of these
-//! the one with least simulated time is the plan.
+//! The best plan runs the whole batch at once and keeps everything for backward. If that plan does
+//! not fit, the search tries smaller micro-batches, and ways to keep less: recomputing cheap
+//! results, recomputing as few blocks as possible, or offloading saved tensors to the host. Each
+//! choice takes the largest micro-batches that fit. The plan is the choice with the least simulated
+//! time.
 
 mod answer;
 pub(crate) mod forecasts;
@@ -22,25 +23,25 @@ use crate::step::fused::looks_first;
 use crate::step::summation::Summation;
 use crate::task::contract::Task;
 
-/// Whether batches may be split.
+/// The freedom to split batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Splitting {
     Allowed,
     Forbidden,
-    /// Only parts of this many samples are allowed.
+    /// Only parts of exactly this number of samples are allowed.
     Shards(usize),
 }
 
-/// How many blocks a model has at least for each that is recomputed at once with others.
+/// A model needs at least this number of blocks for each block in a recomputed group.
 const BLOCKS_PER_RUN_LEN: usize = 8;
 
-/// Blocks that are recomputed at once, at most: four of 80 need least where a block computes five
-/// times what goes into it.
+/// Largest number of blocks in a recomputed group. In a model of 80 blocks that each save five
+/// times the bytes of their input, groups of four need the least memory.
 const AT_ONCE_MAX: usize = 4;
 
-/// Counts of blocks one after the other that need more than one before them, after which fewer
-/// blocks are not tried: with each that is kept, less is there of inputs and more of what it saves,
-/// so that the need falls and rises once, up to how blocks lie in memory.
+/// The search stops trying smaller block counts after this number of counts in a row that need more
+/// memory than the best one. With a smaller count, fewer inputs and more saved tensors are kept. So
+/// the need first falls and then rises, except for small differences from the placement of blocks.
 const OVER_COUNT_MAX: usize = 2;
 
 /// A knob that counts blocks.
@@ -54,17 +55,17 @@ pub(crate) struct Search<'a, T, O> {
     inputs: RunInputs<'a, T, O>,
     events: &'a [PlannedEvent<'a>],
     budget_bytes: usize,
-    /// Blocks that may be recomputed.
+    /// Number of blocks that may be recomputed.
     block_count: usize,
-    /// True if the update may be fused: of one model, by a division that allows it, summed
-    /// micro-batch after micro-batch, by an optimizer that can, from an allocator that promises.
+    /// True if the update may be fused. A fused update requires a single model, a division and an
+    /// optimizer that support it, sequential summation, and an allocator that can promise memory.
     can_fuse: bool,
-    /// What was rehearsed, in that order.
+    /// Every candidate that was rehearsed, in order.
     tried: Vec<Candidate>,
     forecasts: Forecasts,
 }
 
-/// Knobs that were rehearsed.
+/// Knobs that were rehearsed, with their forecast.
 #[derive(Clone, Debug)]
 struct Candidate {
     knobs: Knobs,
@@ -89,16 +90,17 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Search { inputs, events, budget_bytes, block_count, can_fuse, tried, forecasts }
     }
 
-    /// A search that shares what rehearsals show with others.
+    /// A search that uses, and adds to, shared forecasts.
     pub(crate) fn sharing(self, forecasts: &Forecasts) -> Self {
         Search { forecasts: forecasts.clone(), ..self }
     }
 
-    /// The plan for batches of `batch_size` in parts of at most `micro_batch_max`, or in shards;
-    /// where splitting is forbidden, or a rehearsal shows that samples are coupled, of the whole.
+    /// The plan for batches of `batch_size`, in shards or in micro-batches of at most
+    /// `micro_batch_max` samples. A batch stays whole if splitting is forbidden, or if a rehearsal
+    /// shows that its samples are coupled.
     ///
     /// # Errors
-    /// `DoesNotFit` when there is none.
+    /// `DoesNotFit` if there is no plan.
     pub(crate) fn find(
         mut self,
         batch_size: usize,
@@ -111,11 +113,11 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
     }
 
-    /// The least budget for which [`Search::find`] has a plan for batches of `batch_size`: with a
-    /// byte less it has none.
+    /// The least budget for which [`Search::find`] has a plan for batches of `batch_size`. With one
+    /// byte less there is no plan.
     ///
-    /// A search of which nothing fits tries the same whatever the budget is, and in the budget of
-    /// what needs least of that, it comes as far as there.
+    /// If nothing fits, a search tries the same candidates for every budget. So a search whose
+    /// budget is the least peak of these candidates finds the candidate with this peak.
     ///
     /// # Errors
     /// Errors of a rehearsal.
@@ -126,7 +128,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(self.least().forecast.peak_bytes)
     }
 
-    /// The fastest that fits.
+    /// The fastest candidate that fits.
     fn fastest(
         &mut self,
         batch_size: usize,
@@ -155,7 +157,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         larger = &larger[..count_above(larger, cheap.as_ref())];
         let recomputed = match self.largest(larger, Thrift::blocks(self.block_count))? {
             Some(all) => Some(self.fewest_blocks(0, all)?),
-            // Not always all blocks need least: the inputs of those are kept that are recomputed.
+            // Recomputing all blocks does not always need least memory, because the input of each
+            // recomputed block is kept.
             None if kept.is_none() && cheap.is_none() => {
                 self.some_blocks(&sizes, Thrift::blocks, RECOMPUTED)?
             }
@@ -184,7 +187,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
         let has_plan = found.iter().any(Option::is_some);
         let &RunInputs { options, scaler, .. } = &self.inputs;
-        // Twice the work is worth it only where nothing else helps.
+        // A trial computes the last micro-batch twice, which is only worth it if no other plan
+        // fits.
         let may_fuse = self.can_fuse && !(has_plan && looks_first(options, scaler));
         found.push(if may_fuse { self.fused(sizes[0])? } else { None });
         let by_time =
@@ -192,8 +196,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(found.into_iter().flatten().min_by(by_time))
     }
 
-    /// The fastest of the batch size, its half, its quarter and so on, where nothing is recomputed:
-    /// the stages of a pipeline wait less for small parts.
+    /// The micro-batch that is fastest without recomputation, among the batch size, its half, its
+    /// quarter and so on. In a pipeline, stages wait less for small micro-batches.
     fn fastest_size(&mut self, batch_size: usize) -> Result<usize> {
         let (mut fastest, mut least_seconds) = (batch_size, f64::INFINITY);
         let halves =
@@ -211,7 +215,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
     /// The plan for batches of `batch_size` with these knobs.
     ///
     /// # Errors
-    /// `Setting` for knobs that cannot be, `DoesNotFit`.
+    /// `Setting` for impossible knobs; `DoesNotFit`.
     pub(crate) fn find_with(
         mut self,
         batch_size: usize,
@@ -259,12 +263,13 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         self.plan(batch_size, found)
     }
 
-    /// With a fused update, in parts of this size, and the least recomputation. Smaller parts do
-    /// not help: all gradients are there after the first of several.
+    /// The candidate with a fused update, in micro-batches of this size, and with the least
+    /// recomputation that fits. Smaller micro-batches do not help, because with several of them all
+    /// gradients exist after the first.
     fn fused(&mut self, micro_batch: usize) -> Result<Option<Candidate>> {
         let knobs = Knobs { micro_batch, fused_update: true, ..Knobs::default() };
         let kept = match self.rehearse(knobs) {
-            // Backward reads a parameter that no leaf of it tells of.
+            // Backward reads a parameter that no leaf announces.
             Err(error) if error.out_of_memory().is_none() => {
                 self.can_fuse = false;
                 return Ok(None);
@@ -277,8 +282,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         self.least_recomputation(knobs)
     }
 
-    /// The candidate that fits with the least recomputed, and if that is not enough the fewest
-    /// blocks offloaded, but more than with `knobs`.
+    /// The candidate that fits with the least recomputation, but more than in `knobs`. If
+    /// recomputing everything is not enough, it also has the fewest offloaded blocks that fit.
     fn least_recomputation(&mut self, knobs: Knobs) -> Result<Option<Candidate>> {
         if !knobs.cheap_recomputed {
             let cheap = self.rehearse(Knobs { cheap_recomputed: true, ..knobs })?;
@@ -311,8 +316,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(self.fits(&fewest).then_some(fewest))
     }
 
-    /// Blocks that may be recomputed at once. What a block computes takes about ten times what goes
-    /// into it: with fewer blocks than that for each of a run, a run needs more than it saves.
+    /// Largest number of blocks in a recomputed group. A block saves about ten times the bytes of
+    /// its input. In a model with few blocks, recomputing a group needs more memory than the inputs
+    /// that the group does not keep.
     fn at_once_max(&self) -> usize {
         (self.block_count / BLOCKS_PER_RUN_LEN).min(AT_ONCE_MAX)
     }
@@ -364,8 +370,9 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(rows)
     }
 
-    /// The least recomputation and offloading, but more than with `knobs`, with which a step in the
-    /// same parts fits; or of everything.
+    /// The knobs that fit a step with the same micro-batch, with the least recomputation and
+    /// offloading, but more than in `knobs`. With `wants_all`, everything is recomputed and
+    /// offloaded.
     ///
     /// # Errors
     /// Errors of a rehearsal.
@@ -384,7 +391,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(fits.then_some(all))
     }
 
-    /// How much may be recomputed and offloaded, in steps.
+    /// Levels of recomputation and offloading, from nothing to everything.
     fn levels(&self) -> Vec<Thrift> {
         let (mut levels, blocks) = (vec![Thrift::NONE, Thrift::CHEAP], self.block_count);
         levels.extend((blocks > 0).then(|| Thrift::blocks(blocks)));
@@ -398,8 +405,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         self.inputs.options.offload.is_some() && self.block_count > 0
     }
 
-    /// The largest of these sizes, which fall, that fits with blocks offloaded beside what is
-    /// recomputed, with as few as do.
+    /// The candidate with the largest of these sizes that fits with offloading, and with the fewest
+    /// offloaded blocks. `recomputed` gives the recomputation. Sizes are in falling order.
     fn offloaded(&mut self, sizes: &[usize], recomputed: Thrift) -> Result<Option<Candidate>> {
         let (mut sizes, thrift) = (sizes, recomputed.offloading(self.block_count));
         while let Some(all) = self.largest(sizes, thrift)? {
@@ -408,13 +415,14 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
             if self.fits(&fewest) {
                 return Ok(Some(fewest));
             }
-            // These parts need too much memory of the host; smaller parts are next.
+            // Parts of this size need too much host memory; smaller sizes are next.
             sizes = &sizes[sizes.partition_point(|&size| size >= micro_batch)..];
         }
         Ok(None)
     }
 
-    /// The largest of these sizes, which fall, that fits the device with as little kept.
+    /// The candidate with the largest of these sizes that fits the device with this `thrift`. Sizes
+    /// are in falling order.
     fn largest(&mut self, sizes: &[usize], thrift: Thrift) -> Result<Option<Candidate>> {
         let Some(last) = sizes.len().checked_sub(1) else { return Ok(None) };
         let knobs_at =
@@ -425,8 +433,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
         let mut found = self.rehearse(knobs_at(last))?;
         if !self.fits_device(&found) {
-            // Not always the smallest needs least: of parts that take as many pages the largest
-            // does, and a second part needs a second set of gradients.
+            // The smallest size does not always need least memory: sizes with the same number of
+            // pages need the same, and a second micro-batch needs a second set of gradients.
             for index in 1..last {
                 let candidate = self.rehearse(knobs_at(index))?;
                 if self.fits_device(&candidate) {
@@ -448,10 +456,10 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(Some(found))
     }
 
-    /// The largest parts that fit with `thrift` for some of the blocks, where no parts fit with
-    /// `thrift` for none or for all of them; `knob` counts these blocks. Of the sizes only the
-    /// largest and the smallest are tried. Counts are tried from all blocks down, as long as fewer
-    /// blocks need less memory.
+    /// The candidate with the largest micro-batch that fits with `thrift` for some blocks, of a
+    /// model that fits neither with `thrift` for no block nor with `thrift` for all. `knob` counts
+    /// the blocks. Only the largest and the smallest size are tried. The search begins with all
+    /// blocks and tries fewer as long as the need falls.
     fn some_blocks(
         &mut self,
         sizes: &[usize],
@@ -478,19 +486,20 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(None)
     }
 
-    /// The candidate that fits with fewest blocks recomputed, but more than `count`, where `all`
-    /// fits.
+    /// The candidate that fits with the fewest recomputed blocks, but more than `count`. `all`,
+    /// with every block recomputed, fits.
     fn fewest_blocks(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
         self.fewest(count, all, RECOMPUTED, Self::fits)
     }
 
-    /// The candidate that fits the device with fewest blocks offloaded, but more than `count`,
-    /// where `all` fits.
+    /// The candidate that fits the device with the fewest offloaded blocks, but more than `count`.
+    /// `all`, with every block offloaded, fits.
     fn fewest_offloaded(&mut self, count: usize, all: Candidate) -> Result<Candidate> {
         self.fewest(count, all, OFFLOADED, Self::fits_device)
     }
 
-    /// The candidate that `fits` with least of one of the knobs, but more than `count`.
+    /// The candidate with the smallest value of `knob` above `count` for which `fits` returns true.
+    /// `fits` returns true for the candidate `all`.
     fn fewest(
         &mut self,
         count: usize,
@@ -525,7 +534,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         candidate.forecast.peak_bytes <= self.budget_bytes
     }
 
-    /// Bytes of the host that tensors may be offloaded to.
+    /// Bytes of host memory to which tensors may be offloaded.
     fn host_bytes(&self) -> usize {
         let host = self.inputs.options.offload.as_ref();
         host.map_or(0, |host| host.allocator().capacity_bytes())
@@ -542,8 +551,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(candidate)
     }
 
-    /// The candidate that needs least memory among those that fit the host. On ties the planner's
-    /// preference decides: the largest parts, and the fewest blocks.
+    /// The candidate that needs least memory among the candidates that fit the host. Ties go to the
+    /// larger parts, and then to the fewer blocks.
     fn least(&self) -> &Candidate {
         let order =
             |candidate: &&Candidate| (candidate.forecast.peak_bytes, preference(&candidate.knobs));
@@ -561,13 +570,14 @@ fn preference(knobs: &Knobs) -> (usize, bool, usize, usize, usize, bool) {
     (parts, fused_update, offloaded_blocks, recomputed_blocks, at_once, cheap_recomputed)
 }
 
-/// How many of `sizes`, which fall, are larger than those of a candidate.
+/// Number of `sizes` that are larger than the micro-batch of a candidate. Sizes are in falling
+/// order.
 fn count_above(sizes: &[usize], found: Option<&Candidate>) -> usize {
     let end = found.map_or(0, |found| found.knobs.micro_batch);
     sizes.iter().take_while(|&&size| size > end).count()
 }
 
-/// Different ways to cut `batch_size` into equal parts, the largest parts first.
+/// Different part sizes for cutting `batch_size` into equal parts, the largest first.
 fn part_sizes(batch_size: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = (1..=batch_size).map(|parts| batch_size.div_ceil(parts)).collect();
     sizes.dedup();

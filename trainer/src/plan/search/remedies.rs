@@ -1,4 +1,4 @@
-//! Remedies: changes that would help where nothing fits.
+//! Remedies: changes that would help if nothing fits.
 
 use lowtide_autograd::AutogradError;
 use lowtide_nn::NnError;
@@ -13,14 +13,14 @@ use crate::plan::rehearsal::RunInputs;
 use crate::precision::Precision;
 use crate::task::contract::Task;
 
-/// The number of plans, those that need least, that are rehearsed again for a remedy, such as
-/// another optimizer.
+/// Number of plans that are rehearsed again for a remedy, such as another optimizer. The plans that
+/// need least memory are taken.
 const NEAR_LEAST: usize = 8;
 
-/// More than any machine has.
+/// A capacity larger than any machine has.
 const HOST_BYTES_MAX: usize = 1 << 50;
 
-/// Whether the device has no kernel for what was rehearsed.
+/// True if the error says that the device has no kernel for an operation.
 fn lacks_kernel(error: &TrainError) -> bool {
     let TrainError::Nn(NnError::Autograd(AutogradError::Tensor(error))) = error else {
         return false;
@@ -29,16 +29,17 @@ fn lacks_kernel(error: &TrainError) -> bool {
 }
 
 impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
-    /// Changes that would make the training fit, the cheapest first. Splitting changes nothing but
-    /// rounding, and more memory changes nothing at all. Narrower numbers or another optimizer
-    /// change the training.
+    /// Changes that would make the training fit, the cheapest first. Splitting changes only
+    /// rounding; more memory changes nothing. Narrower numbers or another optimizer change the
+    /// training.
     pub(super) fn remedies(
         &mut self,
         least: Knobs,
         needed_bytes: usize,
         can_split: bool,
     ) -> Result<Vec<Remedy>> {
-        // Before smaller parts are tried than are allowed.
+        // Offloading is tried first, before `largest` adds candidates with parts that are not
+        // allowed.
         let host_bytes = self.offload_budget()?;
         let mut remedies = Vec::new();
         if can_split {
@@ -74,7 +75,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         if options.precision == Precision::F32 {
             let halved = Options { precision: Precision::Bf16, ..options.clone() };
             let in_half = RunInputs { options: &halved, ..self.inputs };
-            // A model that cannot be cast has no such remedy.
+            // A model that cannot be cast does not get this remedy.
             if let Ok(Some(needed_bytes)) = self.fitting_bytes(in_half) {
                 remedies.push(Remedy::HalfPrecision { needed_bytes });
             }
@@ -82,8 +83,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(remedies)
     }
 
-    /// The least that is needed with other `inputs`, if it fits, and if the device has kernels for
-    /// them.
+    /// The least peak with other `inputs`; `None` if it does not fit or the device lacks a kernel.
     fn fitting_bytes<P>(&self, inputs: RunInputs<'_, T, P>) -> Result<Option<usize>>
     where
         P: Stateful + Clone,
@@ -94,8 +94,7 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         }
     }
 
-    /// The least memory of the host that would do for what blocks keep, on a device that has memory
-    /// of its own.
+    /// The least host memory for offloaded blocks with which the training fits.
     fn offload_budget(&mut self) -> Result<Option<usize>> {
         if self.block_count == 0 {
             return Ok(None);
@@ -118,8 +117,8 @@ impl<'a, T: Task + Clone, O: Stateful + Clone> Search<'a, T, O> {
         Ok(bytes.min())
     }
 
-    /// What is needed least with other `inputs`, by the plans that need least with these: which one
-    /// of them it is may change.
+    /// The least peak with other `inputs`. Other inputs may change the order of the plans, so the
+    /// plans that need least memory with the present inputs are all tried.
     fn least_bytes<P: Stateful + Clone>(&self, inputs: RunInputs<'_, T, P>) -> Result<usize> {
         let mut tried: Vec<&Candidate> = self.tried.iter().collect();
         tried.sort_by_key(|candidate| candidate.forecast.peak_bytes);

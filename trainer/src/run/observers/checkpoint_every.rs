@@ -1,4 +1,4 @@
-//! How often checkpoints are written.
+//! The interval of checkpoints.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::observer::Position;
 
-/// How often a checkpoint is written.
+/// The interval of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CheckpointEvery {
@@ -21,7 +21,8 @@ pub enum CheckpointEvery {
 }
 
 impl CheckpointEvery {
-    /// Whether one is due after the step at `position`, the last one being of `written_at`.
+    /// True if a checkpoint is due after the step at `position`. The last checkpoint was begun at
+    /// `written_at`.
     pub(super) fn is_due(self, position: Position, written_at: Instant) -> bool {
         match self {
             CheckpointEvery::Steps(steps) => position.step.is_multiple_of(steps.max(1)),
@@ -36,7 +37,7 @@ impl CheckpointEvery {
 impl FromStr for CheckpointEvery {
     type Err = String;
 
-    /// `20steps`, `1epoch`, `10min`, `90s`, `2h`; a number alone counts steps.
+    /// Parses `20steps`, `1epoch`, `10min`, `90s`, `2h`; a number alone counts steps.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let expected = || format!("{text:?} is no interval such as 500steps, 1epoch or 10min");
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -1,32 +1,32 @@
-//! When checkpoints are written.
+//! The observer that writes checkpoints.
 
 use super::{CheckpointEvery, Watched};
 use crate::error::Result;
 use crate::files::checkpoint_folder::CheckpointFolder;
 use crate::run::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
 
-/// Writes checkpoints every so often, and the best one.
+/// Writes checkpoints at an interval, and optionally the best one.
 pub struct Checkpoints {
     folder: CheckpointFolder,
     every: CheckpointEvery,
     best: Option<Watched>,
-    /// Whether one is to be written after the evaluation of this step.
+    /// True if a checkpoint is to be written after the evaluation of this step.
     is_due: bool,
 }
 
 impl Checkpoints {
-    /// Checkpoints in `folder`.
+    /// Writes checkpoints into `folder`.
     pub fn new(folder: CheckpointFolder, every: CheckpointEvery) -> Self {
         Checkpoints { folder, every, best: None, is_due: false }
     }
 
-    /// Writes and keeps a checkpoint after the evaluation with the best value of `watched`, too.
+    /// Also writes and keeps a checkpoint after the evaluation with the best value of `watched`.
     #[must_use]
     pub fn keep_best(self, watched: Watched) -> Self {
         Checkpoints { folder: self.folder.keep_best(), best: Some(watched), ..self }
     }
 
-    /// Where they are written, for instance to write one more.
+    /// The folder of the checkpoints, for example to write one more.
     pub fn folder_mut(&mut self) -> &mut CheckpointFolder {
         &mut self.folder
     }
@@ -41,7 +41,8 @@ impl Observer for Checkpoints {
 
     fn on_step(&mut self, report: &StepReport, training: &mut dyn Training) -> Result<Flow> {
         let is_due = self.every.is_due(training.position(), self.folder.written_at());
-        // After the evaluation, if one follows: a run that goes on from here does not repeat it.
+        // If an evaluation follows, the checkpoint is written after it, so that a resumed run does
+        // not repeat the evaluation.
         self.is_due = is_due && report.is_evaluated;
         if is_due && !report.is_evaluated {
             self.folder.write(training);

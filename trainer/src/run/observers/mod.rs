@@ -1,4 +1,5 @@
-//! Observers that many trainings want. Each is made of what any observer gets.
+//! Observers that many trainings need. Each uses only the public trait
+//! [`Observer`](crate::Observer).
 
 mod checkpoint_every;
 mod checkpoints;
@@ -18,7 +19,7 @@ use lowtide_nn::Better;
 
 use crate::run::observer::EvaluationReport;
 
-/// A value of an evaluation that is watched: of which set, which metric, and what is better.
+/// A value of an evaluation that an observer watches: a metric of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watched {
     set: String,
@@ -26,17 +27,17 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The metric of this name, or `loss`, of the set of this name.
+    /// The metric `metric`, or `loss`, of the set `set`.
     pub fn new(set: impl Into<String>, metric: impl Into<String>) -> Self {
         Watched { set: set.into(), metric: metric.into() }
     }
 
-    /// Its value; `None` where it is not evaluated or not a number.
+    /// The watched value in a report; `None` if the set is not evaluated or the value is NaN.
     pub(crate) fn value(&self, report: &EvaluationReport) -> Option<f64> {
         report.value(&self.set, &self.metric).filter(|value| !value.is_nan())
     }
 
-    /// The value, negative if the higher one is the better, so that always the lower one is.
+    /// The value as a cost: lower is better. A value is negated if higher values are better.
     pub(crate) fn cost(&self, report: &EvaluationReport) -> Option<f64> {
         let (_, score) = report.scores.iter().find(|(set, _)| *set == self.set)?;
         let metric = score.metrics().iter().find(|metric| metric.name() == self.metric);

@@ -1,4 +1,4 @@
-//! A learning rate that falls when nothing becomes better.
+//! A learning rate that falls when a value stops improving.
 
 use lowtide_nn::Plateau;
 
@@ -6,8 +6,8 @@ use super::Watched;
 use crate::error::Result;
 use crate::run::observer::{EvaluationReport, Flow, Observer, Training};
 
-/// Lowers the learning rate when a value stops becoming better, as its [`Plateau`] says. What the
-/// plateau has seen is not in a checkpoint: after a resume it begins anew.
+/// Lowers the learning rate when a value stops improving, as its [`Plateau`] decides. Checkpoints
+/// do not contain the state of the plateau: it begins anew after a resume.
 #[derive(Clone, Debug)]
 pub struct ReduceOnPlateau {
     watched: Watched,
@@ -15,7 +15,8 @@ pub struct ReduceOnPlateau {
 }
 
 impl ReduceOnPlateau {
-    /// Has `plateau` decide, whose options say which of two values is the better one.
+    /// Lets `plateau` decide. The options of `plateau` say whether higher or lower values are
+    /// better.
     pub fn new(watched: Watched, plateau: Plateau) -> Self {
         ReduceOnPlateau { watched, plateau }
     }

@@ -1,9 +1,9 @@
-//! How fast a run is, and how long its gradients are.
+//! The speed of a run, and the lengths of its gradients.
 
 use crate::error::Result;
 use crate::run::observer::{Flow, Observer, StepReport, Training};
 
-/// Reads how fast a run is, and how long its gradients are.
+/// Records the speed of a run and the lengths of its gradients.
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
     samples: usize,
@@ -12,12 +12,12 @@ pub struct Readings {
 }
 
 impl Readings {
-    /// Samples for each second spent in steps; NaN before the first.
+    /// Samples per second spent in steps; NaN before the first step.
     pub fn samples_per_second(&self) -> f64 {
         self.samples as f64 / self.seconds
     }
 
-    /// Lengths of the gradients of the steps that tell them, see
+    /// Lengths of the gradients of all steps that report a length, see
     /// [`Options::gradient_norm`](crate::Options::gradient_norm).
     pub fn gradient_norms(&self) -> &[f64] {
         &self.gradient_norms

@@ -1,7 +1,8 @@
 //! Event files that TensorBoard shows.
 //!
-//! A file is a row of records, each with its length and checksums (TensorFlow's TFRecord); each is
-//! an `Event` of `tensorflow/core/util/event.proto`, whose few fields are written by hand here.
+//! A file is a sequence of records, each with its length and checksums (TensorFlow's TFRecord).
+//! Each record is an `Event` of `tensorflow/core/util/event.proto`, whose few fields are encoded by
+//! hand here.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -11,13 +12,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::error::{Result, TrainError};
 use crate::run::observer::{EvaluationReport, Flow, Observer, RunStart, StepReport, Training};
 
-/// What is written is on its way to the disk so often at least.
+/// Longest time between two flushes.
 const FLUSH_EVERY: Duration = Duration::from_secs(5);
 
 /// Writes every number of steps and evaluations to an event file in a folder, where TensorBoard
 /// finds it: `tensorboard --logdir FOLDER`. Tags are `train/loss`, `test/accuracy`,
-/// `memory/reserved_peak_bytes` and so on. A run that goes on adds a file. What cannot be written,
-/// as on a full disk, ends the file; that is told on standard error, and the run goes on.
+/// `memory/reserved_peak_bytes` and so on. A resumed run adds a file. If a value cannot be written,
+/// for example on a full disk, the file ends; a note on standard error reports the end, and the run
+/// goes on.
 pub struct TensorBoard {
     path: PathBuf,
     /// `None` after an error.
@@ -26,16 +28,16 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// A new event file in `folder`, which is made if need be.
+    /// A new event file in `folder`. The folder is created if it does not exist.
     ///
     /// # Errors
-    /// `File` if it cannot be made.
+    /// `File` if the file cannot be made.
     pub fn create(folder: &Path) -> Result<Self> {
         let failed = |path: &Path, source| TrainError::File { path: path.to_owned(), source };
         fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let process = std::process::id();
-        // Never into another run's file; TensorBoard sorts by name.
+        // The file of another run is never reused. TensorBoard sorts files by name.
         let paths = (0..).map(|nth: u32| {
             folder.join(format!("events.out.tfevents.{seconds:010}.lowtide.{process}.{nth}"))
         });
@@ -61,7 +63,7 @@ impl TensorBoard {
         &self.path
     }
 
-    /// Writes values of one moment under their tags.
+    /// Writes values of one moment with their tags.
     fn write_values(&mut self, step: u64, values: &[(String, f64)]) {
         let record = event(step, |event| {
             // Field 5 is a summary, whose field 1 is a value: tag (1) and number (2).
@@ -88,7 +90,7 @@ impl TensorBoard {
 
     fn try_to(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let Some(Err(error)) = self.file.as_mut().map(write) else { return };
-        // Without another try to write what is left.
+        // The buffered bytes are dropped; dropping the writer itself would try to write them again.
         drop(self.file.take().map(BufWriter::into_parts));
         let line = format!("note: {}: ends here: {error}", self.path.display());
         drop(writeln!(io::stderr(), "{line}"));
@@ -146,7 +148,7 @@ fn write_record(file: &mut impl Write, record: &[u8]) -> io::Result<()> {
     file.write_all(&masked_checksum(record).to_le_bytes())
 }
 
-/// An event of this moment (field 1) and step (field 2), with what `rest` adds.
+/// An event with the present time (field 1), the step (field 2), and the fields that `rest` adds.
 fn event(step: u64, rest: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut event = vec![1 << 3 | 1];
@@ -167,7 +169,7 @@ fn bytes_field(message: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     message.extend(bytes);
 }
 
-/// Seven bits a byte, the lowest first.
+/// Appends a number as a varint: seven bits a byte, the lowest bits first.
 fn varint(message: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         message.push(number as u8 | 0x80);
@@ -176,13 +178,14 @@ fn varint(message: &mut Vec<u8>, mut number: u64) {
     message.push(number as u8);
 }
 
-/// CRC-32C, turned and moved so that a checksum of checksums is none (TFRecord).
+/// CRC-32C, rotated and offset as TFRecord asks for, because a plain CRC is weak for data that
+/// contains CRCs.
 fn masked_checksum(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
 
 /// The cyclic redundancy check of Castagnoli's polynomial, reflected (RFC 3720, appendix B.4).
-/// Records are short: a bit at a time is fast enough.
+/// Records are short, so one bit at a time is fast enough.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |sum: u32, _| if sum & 1 == 1 { sum >> 1 ^ 0x82F6_3B78 } else { sum >> 1 };
     !bytes.iter().fold(!0, |sum, &byte| (0..8).fold(sum ^ u32::from(byte), step))
