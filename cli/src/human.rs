@@ -2,7 +2,7 @@
 
 use lowtide_allocator::Bytes;
 
-/// Why a text is not a byte count.
+/// The reason why a text is not a byte count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ParseBytesError {
     /// There is no plain decimal number in front of the unit.
@@ -38,12 +38,12 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
     Bytes(bytes).to_string()
 }
 
-/// Writes a byte count in binary units, and the exact number behind it: `6.3 MiB (6605824 bytes)`.
+/// Writes a byte count in binary units, followed by the exact number: `6.3 MiB (6605824 bytes)`.
 pub(crate) fn exact_bytes(bytes: usize) -> String {
     format!("{} ({bytes} bytes)", format_bytes(bytes as u64))
 }
 
-/// Writes a time in the unit that keeps digits before the point: `12.3 ms`.
+/// Writes a time in a unit in which it is at least 1, if there is one: `12.3 ms`.
 pub(crate) fn format_seconds(seconds: f64) -> String {
     match seconds {
         s if s >= 1.0 => format!("{s:.2} s"),
@@ -54,18 +54,19 @@ pub(crate) fn format_seconds(seconds: f64) -> String {
 
 /// Reads a byte count: `4096`, `4096B`, `6MiB`, `1.5 GiB`, `512KB` (1 KB is 1000 bytes).
 ///
-/// The case of the unit does not matter, and neither do spaces around it. What a fraction of a
-/// larger unit has beyond whole bytes is left out: `0.1KiB` are 102 bytes.
+/// Case, and spaces around the unit, do not matter. A fraction of a larger unit is rounded down to
+/// whole bytes: `0.1KiB` is 102 bytes.
 ///
 /// # Errors
-/// What is not a number with a known unit, a fraction of single bytes, or too large for 64 bits.
+/// An error for text that is not a number with a known unit, for a fraction of single bytes, and
+/// for a number too large for 64 bits.
 pub(crate) fn parse_bytes(input: &str) -> Result<u64, ParseBytesError> {
     let owned = || input.to_owned();
     let text = input.trim();
     let unit_start = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_start);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // `.5GiB` and `5.GiB` are more often slips than meant.
+    // `.5GiB` and `5.GiB` are more often mistakes than intended.
     let malformed = whole.is_empty() || fraction.contains('.') || number.ends_with('.');
     if malformed {
         return Err(ParseBytesError::Number { input: owned() });
@@ -80,7 +81,7 @@ pub(crate) fn parse_bytes(input: &str) -> Result<u64, ParseBytesError> {
     let too_large = || ParseBytesError::TooLarge { input: owned() };
     let whole_bytes = parse_digits(whole).and_then(|digits| digits.checked_mul(unit_bytes));
     let whole_bytes = whole_bytes.ok_or_else(too_large)?;
-    // Digits beyond these are less than a byte of the largest unit.
+    // Further digits are less than a byte of the largest unit.
     let fraction = &fraction[..fraction.len().min(19)];
     let digits = parse_digits(fraction).unwrap_or_default();
     let fraction_bytes = digits * unit_bytes / 10u128.pow(fraction.len() as u32);

@@ -5,8 +5,8 @@ use lowtide_trainer::{
 };
 use serde_json::{Value, json};
 
-/// `{"error": LINE, "does_not_fit": {..}, "not_finite": {..}, "out_of_memory": {..}}`, each part
-/// where there is one.
+/// The error as `{"error": LINE, "does_not_fit": {..}, "not_finite": {..}, "out_of_memory": {..}}`.
+/// Parts that do not apply are left out.
 pub(crate) fn error_json(error: &TrainError) -> Value {
     let does_not_fit = match error {
         TrainError::DoesNotFit(error) => Some(does_not_fit_json(error)),
@@ -37,7 +37,7 @@ pub(crate) fn does_not_fit_json(error: &DoesNotFit) -> Value {
     with_knobs(error.knobs, fields)
 }
 
-/// An object with the knobs beside its own fields.
+/// The object `fields` with the knobs as further members.
 pub(crate) fn with_knobs(knobs: Knobs, mut fields: Value) -> Value {
     let knobs = serde_json::to_value(knobs).expect("numbers by names");
     if let (Value::Object(fields), Value::Object(knobs)) = (&mut fields, knobs) {

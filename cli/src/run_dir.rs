@@ -1,9 +1,9 @@
-//! The folder that a run leaves behind. Files are written beside their place and renamed, and those
-//! of a finished run replace an earlier run's all together.
+//! The folder of a run's files. Files are written under temporary names and renamed. The files of a
+//! finished run replace an earlier run's all at once.
 //!
-//! Publishing has one moment that decides: the folder with the new files gets the name `.complete`.
-//! A process that ends before it leaves the earlier run as it was; one that ends after it leaves
-//! the moving of the files to the process that opens the run's folder next.
+//! One rename decides a publication: the folder with the new files gets the name `.complete`. If a
+//! process ends before this rename, the earlier run stays. If it ends after, the next process that
+//! opens the run's folder moves the files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,60 +22,61 @@ pub struct RunDir(PathBuf);
 /// The outcome of a run; `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How steps were run at the end: samples on the device at once, what was recomputed, and
-    /// whether the update was fused. Before the values, which are all that is left.
+    /// The knobs of the last steps: micro-batch, recomputation, offloading and fused update. The
+    /// field comes before `values`, which take all remaining keys.
     #[serde(flatten)]
     pub knobs: Knobs,
-    /// Changes of the recipe's numerics to fit, in words: see `lowtide train --allow`.
+    /// Changes of the recipe's numerics that let the run fit, in words: see `lowtide train
+    /// --allow`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numerics: Vec<String>,
-    /// The values of the last evaluation, under the names of set and metric: `test_loss`,
-    /// `test_accuracy`. `None` is not a number.
+    /// The values of the last evaluation, named after set and metric: `test_loss`, `test_accuracy`.
+    /// `None` stands for NaN.
     #[serde(flatten)]
     pub values: BTreeMap<String, Option<f64>>,
     /// Mean loss of the last logical batch, before its update.
     pub train_loss_last: f64,
-    /// Steps committed.
+    /// Number of committed steps.
     pub steps: u64,
-    /// Epochs trained to their end.
+    /// Number of finished epochs.
     pub epochs: u64,
-    /// Samples of a logical batch, of all ranks.
+    /// Number of samples of a logical batch over all ranks.
     pub batch_size: usize,
-    /// How many ranks trained together.
+    /// Number of ranks that trained together.
     #[serde(default = "one")]
     pub ranks: usize,
-    /// The part of the training that was divided among ranks.
+    /// The parallelism of the ranks.
     #[serde(default)]
     pub zero: Parallelism,
     /// The limit on reserved bytes; the machine's memory if none was given.
     pub budget_bytes: usize,
-    /// The origin of the budget: `--budget`, or what limits the memory; empty in older runs.
+    /// The origin of the budget: `--budget`, or the limit of the memory; empty in older runs.
     #[serde(default)]
     pub budget_from: String,
-    /// The limit on what the whole process takes, where there was one.
+    /// The limit on the whole process, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_budget_bytes: Option<usize>,
-    /// The most that the whole process takes by the plan, where it had a limit.
+    /// The most memory of the whole process by the plan, if it had a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_bytes: Option<usize>,
-    /// Bytes of an NVIDIA device that are not for tensors: its context, kernels, libraries, other
+    /// Bytes of an NVIDIA device outside the budget: its context, kernels, libraries, other
     /// programs, and a reserve. 0 on a processor.
     #[serde(default)]
     pub outside_bytes: usize,
-    /// The library that multiplied matrices, on an NVIDIA device.
+    /// The library for matrix products, on an NVIDIA device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
     /// The kernel that cuBLASLt chose for each product, on an NVIDIA device: the sizes, and eight
-    /// words that describe the kernel to the library.
+    /// words that identify the kernel to the library.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub product_kernels: Vec<String>,
-    /// The peak of reserved bytes that the rehearsal showed.
+    /// The peak of reserved bytes in the rehearsal.
     pub predicted_peak_bytes: usize,
-    /// The peak of reserved bytes of the run.
+    /// The peak of reserved bytes in the run.
     pub measured_peak_bytes: usize,
-    /// Steps that were rolled back and tried again.
+    /// Number of steps that were rolled back and retried.
     pub retried_steps: u64,
-    /// Device allocations from the first step to the end of the run.
+    /// Number of device allocations from the first step to the end of the run.
     pub allocations: u64,
     /// Wall time of training and evaluation.
     pub seconds: f64,
@@ -88,7 +89,7 @@ fn one() -> usize {
 }
 
 impl RunDir {
-    /// The folder at `path`, made if it is not there.
+    /// The folder at `path`, which is created if it does not exist.
     ///
     /// # Errors
     /// `File`.
@@ -101,7 +102,7 @@ impl RunDir {
         Ok(RunDir(path.to_owned()))
     }
 
-    /// The first of `runs/NAME-1`, `runs/NAME-2`, ... that does not exist yet, made.
+    /// Creates the first of `runs/NAME-1`, `runs/NAME-2`, ... that does not exist yet.
     ///
     /// # Errors
     /// `File`.
@@ -119,10 +120,10 @@ impl RunDir {
         unreachable!("four billion runs")
     }
 
-    /// A folder that is already there. Ends a publication that was cut off in it.
+    /// An existing folder. Completes a publication that was interrupted in it.
     ///
     /// # Errors
-    /// `File` when it is not, or when the files of a finished run cannot be moved to their places.
+    /// `File` if the folder does not exist, or if the files of a finished run cannot be moved.
     pub fn open(path: &Path) -> Result<Self> {
         let file = |source| TrainError::File { path: path.to_owned(), source };
         if !fs::metadata(path).map_err(file)?.is_dir() {
@@ -141,71 +142,72 @@ impl RunDir {
         &self.0
     }
 
-    /// The trained parameters.
+    /// The file of the trained parameters.
     pub fn model(&self) -> PathBuf {
         self.0.join("model.safetensors")
     }
 
-    /// One JSON object per step and epoch.
+    /// The file of metrics, one JSON object per step and evaluation.
     pub fn metrics(&self) -> PathBuf {
         self.0.join("metrics.jsonl")
     }
 
-    /// The page to look at.
+    /// The file of the report page.
     pub fn report(&self) -> PathBuf {
         self.0.join("report.html")
     }
 
-    /// The [`Summary`].
+    /// The file of the [`Summary`].
     pub fn summary(&self) -> PathBuf {
         self.0.join("summary.json")
     }
 
-    /// What was trained, complete with defaults.
+    /// The file of the recipe, complete with defaults.
     pub fn recipe(&self) -> PathBuf {
         self.0.join("recipe.toml")
     }
 
-    /// The checkpoints, `step-N` each.
+    /// The folder of the checkpoints, which are called `step-N`.
     pub fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")
     }
 
-    /// The files of the run that is not done yet.
+    /// The folder of the files of a run in progress.
     pub(crate) fn partial(&self) -> RunDir {
         RunDir(self.0.join(".partial"))
     }
 
-    /// The folder of what a failed run has learned.
+    /// The folder of the files that a failed run leaves.
     pub(crate) fn unfinished(&self) -> RunDir {
         RunDir(self.0.join("unfinished"))
     }
 
-    /// The files of a run. The summary comes last: where it is, the others are.
+    /// The files of a run. The summary comes last: if it exists, the others do too.
     pub(crate) fn files(&self) -> [PathBuf; 5] {
         [self.model(), self.metrics(), self.report(), self.recipe(), self.summary()]
     }
 
-    /// Moves the rest of the files of a finished run to their places. The caller has the lock.
+    /// Moves the remaining files of a finished run to their paths. The caller holds the lock.
     pub(crate) fn end_publication(&self) -> Result<()> {
         self.move_complete(&mut |from, to| fs::rename(from, to))
     }
 
-    /// Makes the files in `partial`, a folder inside this one, those of the run, in place of an
-    /// earlier run's. The caller has the lock.
+    /// Replaces the files of an earlier run by the files in `partial`, a folder inside this one.
+    /// The caller holds the lock.
     ///
     /// # Errors
-    /// `File`. Everything is as before unless `partial` has become the folder `.complete`: then
-    /// this run has replaced the earlier one, and [`RunDir::open`] moves the rest of its files.
+    /// `File`. If `partial` has not become the folder `.complete`, everything is as before.
+    /// Otherwise this run has replaced the earlier one, and [`RunDir::open`] moves the remaining
+    /// files.
     pub(crate) fn publish(&self, partial: &Path) -> Result<()> {
         self.publish_by(partial, &mut |from, to| fs::rename(from, to))
     }
 
     fn publish_by(&self, partial: &Path, rename: &mut Rename<'_>) -> Result<()> {
         let partial = RunDir(partial.to_owned());
-        // On disk before the name that says so.
+        // The files are on disk before the name `.complete` is.
         partial.files().iter().try_for_each(|file| sync_path(file))?;
-        // Also of a run that wrote none: they take the place of an earlier run's.
+        // Even an empty folder of checkpoints replaces that of an earlier run.
         RunDir::create(&partial.checkpoints())?;
         sync_path(partial.path())?;
         let complete = self.complete();
@@ -215,12 +217,12 @@ impl RunDir {
         self.move_complete(rename)
     }
 
-    /// Where the files of a finished run are until they are all at their places.
+    /// The folder in which the files of a finished run wait to be moved.
     fn complete(&self) -> PathBuf {
         self.0.join(".complete")
     }
 
-    /// Moves the files of a finished run to their places, those that are not there yet.
+    /// Moves the files of a finished run that are not at their paths yet.
     fn move_complete(&self, rename: &mut Rename<'_>) -> Result<()> {
         let complete = RunDir(self.complete());
         if !complete.path().is_dir() {
@@ -230,31 +232,32 @@ impl RunDir {
             let path = path.to_owned();
             move |source| TrainError::File { path, source }
         };
-        // Without a summary the folder does not look like a finished run while files are missing.
+        // The old summary goes first: without a summary the folder does not look like a finished
+        // run while files are missing.
         if complete.summary().exists() {
             unless_gone(fs::remove_file(self.summary())).map_err(file(&self.summary()))?;
         }
         let (from, to) = (complete.checkpoints(), self.checkpoints());
         if from.is_dir() {
-            // Checkpoints of the earlier run say nothing of this one.
+            // Checkpoints of the earlier run do not belong to this run.
             unless_gone(fs::remove_dir_all(&to)).map_err(file(&to))?;
             unless_gone(rename(&from, &to)).map_err(file(&to))?;
         }
         for (from, to) in complete.files().iter().zip(self.files()) {
             unless_gone(rename(from, &to)).map_err(file(&to))?;
         }
-        // Fails, as it should, if there are checkpoints.
+        // Fails, as intended, if there are checkpoints.
         drop(fs::remove_dir(&to));
         sync_path(self.path())?;
-        // With what a process that was killed has left beside them.
+        // Also removes other files that a killed process has left there.
         unless_gone(fs::remove_dir_all(complete.path())).map_err(file(complete.path()))
     }
 }
 
-/// A function that moves a file or folder, over one that is there.
+/// A function that moves a file or folder and replaces an existing one.
 type Rename<'a> = dyn FnMut(&Path, &Path) -> io::Result<()> + 'a;
 
-/// Something that is not there any more is as good as moved or removed.
+/// Treats a missing file as moved or removed.
 fn unless_gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -283,14 +286,14 @@ mod tests {
         folder.files().into_iter().chain([checkpoint_of(folder)]).map(read).collect()
     }
 
-    /// A run in place of an earlier one, cut off before the `nth` rename of its publication.
+    /// A run that replaces an earlier one, interrupted before the `nth` rename of its publication.
     fn publish_up_to(nth: usize) -> (tempfile::TempDir, RunDir, usize) {
         let folder = tempfile::tempdir().expect("a folder");
         let run_dir = RunDir::create(folder.path()).expect("a folder");
         write_run(&run_dir, "earlier");
         let partial = RunDir::create(&folder.path().join(".partial")).expect("a folder");
         write_run(&partial, "new");
-        // As a process leaves it that was killed before it was resumed.
+        // A process that was killed before it was resumed leaves such a file.
         fs::write(partial.path().join(".lowtide-1"), "half").expect("a folder");
         let mut renames = 0;
         let published = run_dir.publish_by(partial.path(), &mut |from, to| {
@@ -313,7 +316,8 @@ mod tests {
             let files = read_run(&opened);
             let expected = if nth == 0 { "earlier" } else { "new" };
             assert_eq!(files, [expected; 6], "rename {nth}");
-            // A reader who does not know of publications sees no summary unless all is there.
+            // A reader who does not know about publications only sees a summary if all files are
+            // there.
             assert!(!has_summary || before == files, "rename {nth}: {before:?}");
             let again = RunDir::open(run_dir.path()).expect("nothing is left to do");
             assert_eq!(read_run(&again), files);

@@ -1,4 +1,4 @@
-//! One run at a time in a folder.
+//! A lock that allows one run at a time in a folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use lowtide_trainer::{Result, TrainError};
 
-/// A lock on the file `.lock` in a run's folder, which the system takes back from a process that
-/// ends, however it ends. On a file system without locks it keeps no process out.
+/// A lock on the file `.lock` in a run's folder. The system releases the lock when the process
+/// ends, for whatever reason. On a file system without locks it has no effect.
 pub(crate) struct RunLock {
     path: PathBuf,
     file: File,
@@ -17,7 +17,7 @@ impl RunLock {
     /// Keeps every other `RunLock` out of `folder` until this one is dropped.
     ///
     /// # Errors
-    /// `Setting` when another process has the lock, with its number; `File`.
+    /// `Setting` with the number of the process that has the lock, if another has it; `File`.
     pub(crate) fn take(folder: &Path) -> Result<RunLock> {
         RunLock::lock(folder, |file| match file.try_lock() {
             Err(TryLockError::WouldBlock) => Err(taken(folder, file)),
@@ -26,7 +26,7 @@ impl RunLock {
         })
     }
 
-    /// [`RunLock::take`], once no other process has the lock any more.
+    /// Waits until no other process has the lock, and takes it.
     ///
     /// # Errors
     /// `File`.
@@ -41,7 +41,7 @@ impl RunLock {
         let path = folder.join(".lock");
         let failed = |source| TrainError::File { path: path.clone(), source };
         loop {
-            // Not truncated: it tells whose it is.
+            // The file is not truncated, because it contains the owner's process number.
             let mut options = File::options();
             options.create(true).truncate(false).read(true).write(true);
             let mut file = options.open(&path).map_err(failed)?;
@@ -49,10 +49,11 @@ impl RunLock {
                 Err(error) if error.kind() != ErrorKind::Unsupported => return Err(failed(error)),
                 _ => {}
             }
-            // A run that ends removes its file. A process that opened it before has locked a file
-            // that no other will find.
+            // A run that ends removes its file. A process that had opened the file before now holds
+            // a lock that no other process will find.
             if is_at(&file, &path) {
-                // For the message of a run that is kept out; the lock holds without it.
+                // The number is for the message of a process that is kept out; the lock works
+                // without it.
                 drop(file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())));
                 return Ok(RunLock { path, file });
             }
@@ -62,7 +63,8 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // Before the lock goes. A file that stays is locked again by the next run.
+        // The file is removed before the lock is released. A file that stays is locked again by the
+        // next run.
         drop(fs::remove_file(&self.path));
         drop(self.file.unlock());
     }
@@ -90,7 +92,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Where open files cannot be removed, there is nothing to look for.
+/// Open files cannot be removed on this system, so the file is the same.
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> bool {
     true

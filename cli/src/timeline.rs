@@ -7,38 +7,38 @@ use lowtide_trainer::{
     EvaluationReport, Flow, Observer, Result, Retry, RunStart, StepReport, Training, recovery_name,
 };
 
-/// Events of a step that are recorded at most: those before them count as lost. A recording takes
-/// 80 bytes an event, and two are there at once.
+/// Largest number of recorded events of a step. Earlier events count as lost. A recording takes 80
+/// bytes an event, and two recordings exist at once.
 pub(crate) const EVENTS_MAX: u64 = 1 << 15;
 
-/// Every allocation of one step, for [`Recording::write_timeline`] and its kin.
+/// All allocations of one step, for [`Recording::write_timeline`] and related functions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedStep {
     /// The step, counted from 1.
     pub step: u64,
-    /// How often it was rolled back and tried again.
+    /// Number of times that the step was rolled back and tried again.
     pub retry_count: usize,
-    /// Whether it was committed: if not, the run ended in it.
+    /// True if the step was committed; otherwise the run ended in this step.
     pub is_committed: bool,
-    /// The state before it, and what it did: of a long one, its last 32,768 events.
+    /// The memory before the step, and the step's events: of a long step, its last 32,768.
     pub recording: Recording,
-    /// Its phases, why it was rolled back, and the peak that the plan foresaw.
+    /// The step's phases, the reasons for its rollbacks, and the planned peak.
     pub notes: TimelineNotes,
 }
 
-/// Records the memory of the step that says most: the first one that was rolled back and tried
-/// again; if there is none, the second of the run, which is like all that follow (the first makes
-/// the optimizer's state); the first while there is no other.
+/// Records the memory of the most informative step: the first step that was rolled back and
+/// retried. Without such a step, the second step of the run is recorded, which is like all later
+/// ones (the first creates the optimizer's state). Before the second step, the first is recorded.
 ///
-/// Costs a copy of the allocator's history at each of these steps, at most three times a run.
+/// Each recorded step costs a copy of the allocator's history, at most three times a run.
 pub struct Timeline {
     device: Device,
     planned_peak_bytes: Option<u64>,
-    /// Allocator events before the step.
+    /// Number of allocator events before the step.
     first_event: u64,
-    /// The step that has begun.
+    /// The step in progress.
     step: u64,
-    /// Allocator events before each phase of it.
+    /// Number of allocator events before each phase of the step, with the phase.
     phases: Vec<(u64, &'static str)>,
     steps_seen: u64,
     recorded: Option<RecordedStep>,
@@ -58,18 +58,18 @@ impl Timeline {
         }
     }
 
-    /// The step that says most so far; `None` before the first.
+    /// The most informative step so far; `None` before the first step.
     pub fn recorded(&self) -> Option<&RecordedStep> {
         self.recorded.as_ref()
     }
 
-    /// The recorded step, to keep.
+    /// Returns the recorded step and ends the recording.
     pub fn into_recorded(self) -> Option<RecordedStep> {
         self.recorded
     }
 
-    /// The step that has begun and was not committed, up to now: for a run that ended in it. `None`
-    /// between two steps, and where no request for memory failed in it.
+    /// The step in progress, up to now, for a run that ended in it. `None` between two steps, and
+    /// if no request for memory failed in the step.
     pub fn unfinished(&self) -> Option<RecordedStep> {
         let recorded = (!self.phases.is_empty()).then(|| self.record(self.step, &[]))?;
         let is_failure = |kind| matches!(kind, EventKind::OutOfMemory { .. });
@@ -95,7 +95,7 @@ impl Timeline {
     }
 }
 
-/// A mark on the failed request behind each retry.
+/// The marks of the failed requests behind the retries.
 fn marks(recording: &Recording, retries: &[Retry]) -> Vec<TimelineMark> {
     let mut events = (0..).zip(&recording.events);
     let mark = |retry: &Retry| {
@@ -136,7 +136,7 @@ impl Observer for Timeline {
     }
 
     fn on_evaluation(&mut self, _: &EvaluationReport, _: &mut dyn Training) -> Result<Flow> {
-        // The evaluation was no part of a step.
+        // The evaluation is not a part of a step.
         self.first_event = self.device.allocator().event_count();
         Ok(Flow::Continue)
     }

@@ -1,13 +1,13 @@
-//! The budget is about memory that is really there: what the process takes from the system.
+//! The budget limits real memory: the memory that the system gives to the process.
 
-/// Memory that a run may take beside the device's reserved bytes and the loaders' batches: the
-/// allocator's ring of records (8 MiB when it is full, a few here), stacks and heaps of the threads
-/// of device and loaders. The bound is small against hundreds of MiB.
+/// Memory that a run may take besides the device's reserved bytes and the loaders' batches: the
+/// allocator's ring of records (8 MiB when full, a few here), and stacks and heaps of the threads
+/// of device and loaders. The bound is small compared with hundreds of MiB.
 #[cfg(target_os = "linux")]
 const BESIDE_BYTES: usize = 16 << 20;
 
-/// Resident memory of this process, each page counted once however often it is mapped: a stitched
-/// block's pages have two addresses, and `VmRSS` would count them twice.
+/// Resident memory of this process. Each page counts once, even if it is mapped several times: the
+/// pages of a stitched block have two addresses, and `VmRSS` would count them twice.
 #[cfg(target_os = "linux")]
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux has it");
@@ -17,7 +17,7 @@ fn resident_bytes() -> usize {
     kib.parse::<usize>().expect("a number of KiB") << 10
 }
 
-/// Runs a recipe in no more memory than its plan says: its peak, its batches and its data.
+/// Checks that a recipe runs in the memory of its plan: its peak, its batches and its data.
 #[cfg(target_os = "linux")]
 fn check(recipe: &lowtide_cli::recipe::Recipe) -> [usize; 3] {
     use lowtide_tensor::{CpuOptions, Device};
@@ -29,7 +29,7 @@ fn check(recipe: &lowtide_cli::recipe::Recipe) -> [usize; 3] {
     let mut trainer = recipe.trainer(&device, data.samples).expect("memory");
     let epochs = recipe.train.epochs;
     let plan = trainer.plan(&data.train, &data.test, epochs).expect("fits");
-    // The cache keeps every page that was ever needed, so the end of the run shows the most.
+    // The cache keeps every page that was ever needed, so memory is largest at the end of the run.
     trainer.fit(&data.train, &data.test, epochs, &mut []).expect("memory");
     let grown_bytes = resident_bytes() - before_bytes;
 
@@ -41,7 +41,7 @@ fn check(recipe: &lowtide_cli::recipe::Recipe) -> [usize; 3] {
         grown_bytes <= planned_bytes + BESIDE_BYTES,
         "grew by {grown_bytes} bytes, of which {planned_bytes} are planned"
     );
-    // The measurement sees what is planned at all.
+    // The growth shows that most of the planned memory was really used.
     assert!(grown_bytes > planned_bytes / 4 * 3, "{grown_bytes} of {planned_bytes} bytes");
     let (batches, samples) = (plan.staging_bytes, plan.data_bytes);
     println!(
@@ -68,11 +68,11 @@ fn resident_memory_grows_by_no_more_than_the_plan_says() {
     *digits.workers_mut() = 0;
     let [peak_bytes, staging_bytes, _] = check(&recipe(digits, 256, 1437));
     assert!(peak_bytes > 10 * staging_bytes);
-    // Large images that workers read ahead of a small model.
+    // Large images that workers read ahead for a small model.
     let images = RandomImagesRecipe { samples: 128, classes: 10, workers: 2, ..Default::default() };
     let [_, staging_bytes, _] = check(&recipe(DataRecipe::RandomImages(images), 1, 32));
     assert!(staging_bytes > 4 * BESIDE_BYTES, "{staging_bytes}");
-    // Images that are read into memory once, for both sets.
+    // Images that are read into memory once, and used for both sets.
     let folder = tempfile::tempdir().expect("a folder");
     for (name, count) in [("train", 100_000_u32), ("t10k", 10_000)] {
         let sizes = |sizes: &[u32]| sizes.iter().flat_map(|size| size.to_be_bytes()).collect();

@@ -16,11 +16,12 @@ use crate::human::format_seconds;
 
 #[derive(Args)]
 pub(super) struct CalibrateArgs {
-    /// Threads that compute; one per core if absent. Each number of threads has rates of its own.
+    /// Number of threads that compute; one per core if absent. Each number of threads has its own
+    /// rates.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
     threads: Option<u64>,
-    /// Prints what is kept, and where, as one JSON object.
+    /// Prints the stored rates, and the path of their file, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
 }
@@ -67,7 +68,7 @@ fn style() -> ProgressStyle {
     ProgressStyle::with_template("{bar:32.cyan/blue} {pos} %").expect("a valid template")
 }
 
-/// A row for each class.
+/// Prints a row for each class.
 fn tell(rates: &Rates) -> Result<()> {
     say("operations      Gflop/s    GB/s   launch")?;
     for class in OpClass::ALL {

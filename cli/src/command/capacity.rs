@@ -7,29 +7,29 @@ use crate::command::device::{CAPACITY_BYTES, DeviceArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::recipe::RecipeTrainer;
 
-/// The limits that decide what the device of a training may take.
+/// The limits that decide how much memory the device of a training may take.
 #[derive(Clone, Copy)]
 pub(super) struct Capacity {
-    /// The budget where no limit on the process leaves less.
+    /// The budget that applies if no limit on the process is smaller.
     budget_bytes: usize,
-    /// The budget that the user gave.
+    /// The budget on the command line, if any.
     given_bytes: Option<usize>,
     /// The limit on the whole process.
     process: Option<ProcessBudget>,
 }
 
 impl Capacity {
-    /// A budget, whatever the process takes.
+    /// A budget without a limit on the process.
     pub(super) fn of(budget_bytes: usize) -> Capacity {
         Capacity { budget_bytes, given_bytes: None, process: None }
     }
 
-    /// A budget that the user gave, within a limit on the process.
+    /// The budget on the command line, within a limit on the process.
     pub(super) fn given(budget_bytes: usize, process: Option<ProcessBudget>) -> Capacity {
         Capacity { budget_bytes, given_bytes: Some(budget_bytes), process }
     }
 
-    /// The budget that `arguments` came to, within a limit on the process.
+    /// The budget that was found for `arguments`, within a limit on the process.
     pub(super) fn found(
         budget_bytes: usize,
         arguments: &DeviceArgs,
@@ -38,7 +38,7 @@ impl Capacity {
         Capacity { budget_bytes, given_bytes: arguments.budget(), process }
     }
 
-    /// The capacity that an open device has, within the limit on the process as it is now.
+    /// The capacity of an open device, within the present limit on the process.
     pub(super) fn of_opened(device: &Device, arguments: &DeviceArgs) -> Capacity {
         let budget_bytes = device.allocator().capacity_bytes();
         Capacity::found(budget_bytes, arguments, arguments.process_budget())
@@ -49,12 +49,12 @@ impl Capacity {
         self.process
     }
 
-    /// Lets a simulated device take what a model needs while it is built.
+    /// Raises the capacity of a simulated device, so that any model can be built there.
     pub(super) fn lift(sim: &Device) {
         sim.allocator().set_capacity(CAPACITY_BYTES);
     }
 
-    /// Leaves `outside_bytes` of a device's own budget to a library.
+    /// Leaves `outside_bytes` to a library, unless the budget was given on the command line.
     #[cfg(feature = "cuda")]
     pub(super) fn leave(device: &Device, arguments: &DeviceArgs, outside_bytes: usize) {
         if arguments.budget().is_none() {
@@ -63,7 +63,7 @@ impl Capacity {
         }
     }
 
-    /// Divides the process, where that has a limit, and limits `device` to its part.
+    /// Divides the process if it has a limit, and limits `device` to its part.
     ///
     /// # Errors
     /// Errors of [`Process::divide`].
@@ -79,10 +79,10 @@ impl Capacity {
         Ok(process)
     }
 
-    /// Limits the device of a training, and plans it there.
+    /// Limits the device of a training, and makes its plan.
     ///
     /// # Errors
-    /// `DoesNotFit`; errors of the data, and of the process where that has a limit.
+    /// `DoesNotFit`; errors of the data, and of the process if it has a limit.
     pub(super) fn plan(
         &self,
         trainer: &mut RecipeTrainer,
@@ -95,7 +95,7 @@ impl Capacity {
     /// Limits the device of a training, and makes its plan by `plan`.
     ///
     /// # Errors
-    /// Errors of `plan`, about the process where its limit decides; errors of the data.
+    /// Errors of `plan`, in bytes of the process if its limit decides; errors of the data.
     pub(super) fn plan_by(
         &self,
         trainer: &mut RecipeTrainer,

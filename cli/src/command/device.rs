@@ -20,39 +20,39 @@ use crate::human::{exact_bytes, format_bytes, parse_bytes};
 /// The device that computes.
 #[derive(Args, Clone)]
 pub(super) struct DeviceArgs {
-    /// The device: cpu, cuda or cuda:N; to plan for without one also NAME:MEMORY of an NVIDIA
-    /// device, such as h100:80GiB, of t4, l4, a10, a100, rtx3090, rtx4090, h100, h200.
+    /// The device: cpu, cuda or cuda:N. To plan for an absent NVIDIA device: NAME:MEMORY, such as
+    /// h100:80GiB; names are t4, l4, a10, a100, rtx3090, rtx4090, h100, h200.
     #[arg(long, value_name = "WHERE", default_value = "cpu", value_parser = parse_place)]
     pub(super) device: DeviceName,
-    /// The most memory to reserve, such as 6MiB; what the system allows if absent. A plan takes
-    /// several, with commas between them.
+    /// The most memory to reserve, such as 6MiB; if absent, the memory that the system allows.
+    /// `plan` takes several, with commas between them.
     #[arg(long = "budget", value_name = "BYTES", allow_hyphen_values = true)]
     #[arg(value_delimiter = ',', value_parser = parse_budget)]
     pub(super) budgets: Vec<usize>,
-    /// The most memory that the whole process may take, such as 256MiB: the training, data and
-    /// batches, copies that are saved, the program itself. Of a cuda device it is beside that.
+    /// The most memory that the whole process may take, such as 256MiB: training, data, batches,
+    /// copies for checkpoints, and the program. Memory of a cuda device is not counted.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     process_budget: Option<usize>,
     /// Rounds the factors of products and convolutions in f32 to tf32, which has 11 of the 24
-    /// binary digits and takes a fraction of the time: on NVIDIA devices since the A100.
+    /// binary digits and takes a fraction of the time; on NVIDIA devices since the A100.
     #[arg(long)]
     tf32: bool,
-    /// Threads that compute on the processor; one per core if absent.
+    /// Number of threads that compute on the processor; one per core if absent.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
     threads: Option<u64>,
-    /// Ranks that share what the machine has for one.
+    /// Number of ranks that share the memory of the machine.
     #[arg(skip = 1_usize)]
     shared_by: usize,
 }
 
-/// Enough for any model to be built in.
+/// A capacity in which any model can be built.
 pub(super) const CAPACITY_BYTES: usize = 1 << 50;
 
-/// Less than any model and its data take.
+/// A budget smaller than the need of any model and its data.
 const BUDGET_MIN: usize = 1 << 10;
 
-/// More than any machine has processors.
+/// A number larger than the processors of any machine.
 pub(super) const THREADS_MAX: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,25 +61,25 @@ pub(super) enum DeviceName {
     Cpu,
     /// The NVIDIA device of this number.
     Cuda(usize),
-    /// An NVIDIA device that is not there, to plan for.
+    /// An absent NVIDIA device, to plan for.
     Absent(AbsentDevice),
 }
 
-/// An NVIDIA device to plan for.
+/// An absent NVIDIA device, to plan for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AbsentDevice {
     name: &'static str,
     memory_bytes: usize,
-    /// Operations on f32.
+    /// Rate of f32 operations.
     gflops_per_second: u32,
     gigabytes_per_second: u32,
-    /// Bytes from and to the host.
+    /// Rate of copies from and to the host.
     link_gigabytes_per_second: u32,
 }
 
-/// Rates by the data sheets of NVIDIA: f32 outside of tensor cores, memory (of the SXM forms where
-/// there are several, of the A100 with 80 GB), and PCIe in one direction: 16 GB/s of the third
-/// generation, 32 of the fourth, 64 of the fifth.
+/// Rates from NVIDIA's data sheets: f32 without tensor cores, memory (of the SXM form if there are
+/// several, and of the A100 with 80 GB), and PCIe in one direction: 16 GB/s for generation 3, 32
+/// for 4, 64 for 5.
 const ABSENT_DEVICES: [(&str, u32, u32, u32); 8] = [
     ("t4", 8_100, 320, 16),
     ("l4", 30_300, 300, 32),
@@ -113,9 +113,9 @@ fn without_tf32(place: &str) -> TrainError {
     TrainError::Setting { place: "--tf32".to_owned(), problem }
 }
 
-/// Threads that compute on the processor: the number that is asked for, or one per core.
+/// Number of threads that compute on the processor: the given number, or one per core.
 pub(super) fn threads_of(asked: Option<u64>) -> usize {
-    // No more than `THREADS_MAX`.
+    // The number is at most `THREADS_MAX`.
     asked.map_or_else(
         || std::thread::available_parallelism().map_or(1, usize::from),
         |threads| threads as usize,
@@ -123,12 +123,11 @@ pub(super) fn threads_of(asked: Option<u64>) -> usize {
 }
 
 impl DeviceArgs {
-    /// The device of one of several ranks: on the processor a thread for each of its cores, and its
-    /// part of the machine's memory unless there is a budget for each; else a cuda device of its
-    /// own.
+    /// The device of one of several ranks. On the processor, the ranks divide the cores, and
+    /// without a budget for each rank also the memory. With CUDA, each rank has its own device.
     ///
     /// # Errors
-    /// `Setting` for a limit on the process, which has several ranks.
+    /// `Setting` for a limit on the process, because the process has several ranks.
     pub(super) fn of_rank(&self, Rank { index, count }: Rank) -> Result<DeviceArgs> {
         let mut own = self.clone();
         if count == 1 {
@@ -151,20 +150,20 @@ impl DeviceArgs {
         Ok(own)
     }
 
-    /// The one budget that is given, or the first.
+    /// The given budget, or the first of several.
     pub(super) fn budget(&self) -> Option<usize> {
         self.budgets.first().copied()
     }
 
-    /// Makes `budget_bytes` the budget, unless one is given.
+    /// Makes `budget_bytes` the budget, unless a limit is given.
     pub(super) fn limit_to(&mut self, budget_bytes: usize) {
         if self.budgets.is_empty() && self.process_budget.is_none() {
             self.budgets.push(budget_bytes);
         }
     }
 
-    /// The limit on the whole process: the option, or without a budget the memory that its control
-    /// group leaves it now.
+    /// The limit on the whole process: the option, or without a budget the memory that the control
+    /// group leaves to the process now.
     pub(super) fn process_budget(&self) -> Option<ProcessBudget> {
         match (self.process_budget, self.budget(), self.device) {
             (Some(bytes), ..) => Some(ProcessBudget::given(bytes)),
@@ -175,12 +174,11 @@ impl DeviceArgs {
         }
     }
 
-    /// Opens the device with the budget, or, until the process is [divided](Process::divide), with
-    /// all that the process may take.
+    /// Opens the device with the budget. Until the process is [divided](Process::divide), the
+    /// device may take as much as the process.
     ///
     /// # Errors
-    /// `Setting` for several budgets; `OutOfMemory`, or what else keeps the device from being
-    /// opened.
+    /// `Setting` for several budgets; `OutOfMemory`; errors of opening the device.
     pub(super) fn open(&self, process: Option<ProcessBudget>) -> Result<Device> {
         if let [first, second, ..] = self.budgets[..] {
             return Err(no_budget(&format!(
@@ -193,7 +191,7 @@ impl DeviceArgs {
         self.open_within(self.limit(process), rates)
     }
 
-    /// The measured rates of what computes, if there are any.
+    /// The measured rates of the processor, if it computes and has been measured.
     fn calibration(&self) -> Option<Calibration> {
         match self.device {
             DeviceName::Cpu => Calibration::of_this_machine(threads_of(self.threads)),
@@ -210,10 +208,10 @@ impl DeviceArgs {
         self.budget().into_iter().chain(of_process).chain(share).min()
     }
 
-    /// Several budgets, each to plan for.
+    /// Checks several budgets of a plan.
     ///
     /// # Errors
-    /// `Setting` for one that is less than any model.
+    /// `Setting` for a budget that is too small for any model.
     pub(super) fn check_budgets(&self) -> Result<()> {
         match self.budgets.iter().find(|&&bytes| bytes < BUDGET_MIN) {
             Some(bytes) => Err(no_budget(&format!("{bytes} bytes hold no model"))),
@@ -222,7 +220,7 @@ impl DeviceArgs {
     }
 
     /// # Errors
-    /// `Setting` for tf32 where there is none.
+    /// `Setting` for tf32 on a device without it.
     fn check_tf32(&self) -> Result<()> {
         match self.device {
             DeviceName::Cpu if self.tf32 => Err(without_tf32("the processor")),
@@ -261,14 +259,15 @@ impl DeviceArgs {
         }
     }
 
-    /// A simulated device of the same kind, so large that any model can be built on it. A CUDA
-    /// device is asked only where no budget says what it has.
+    /// A simulated device of the same kind, large enough to build any model. A CUDA device is
+    /// opened only if no budget gives its memory.
     pub(super) fn open_simulated(&self, process: Option<ProcessBudget>) -> Result<Simulated> {
         self.check_tf32()?;
         let (mut products, calibration) = (None, self.calibration());
         let rates = calibration.as_ref().and_then(Calibration::rates);
         let (spec, budget_bytes) = match (self.limit(process), self.device) {
-            // This machine may have no addresses for so much, as it need not to plan for another.
+            // This machine may not have enough addresses for the budget; a plan for another machine
+            // needs none.
             (Some(budget_bytes), DeviceName::Cpu) => {
                 match self.open_within(Some(budget_bytes), rates) {
                     Ok(device) => (device.spec(), budget_bytes),
@@ -317,12 +316,12 @@ impl DeviceArgs {
         }
     }
 
-    /// True if the bytes outside of the budget are an assumption.
+    /// True if the bytes outside the budget are an assumption.
     pub(super) fn is_assumed(&self) -> bool {
         self.budget().is_some() || matches!(self.device, DeviceName::Absent(_))
     }
 
-    /// The rates that times are by, in words.
+    /// The origin of the rates for simulated times, in words.
     pub(super) fn tell_rates(&self, calibration: Option<&Calibration>) -> String {
         match (calibration, self.device) {
             (Some(calibration), _) => {
@@ -335,8 +334,8 @@ impl DeviceArgs {
         }
     }
 
-    /// Notes on standard error that the budget that is given, or else the predicted peak, of all
-    /// ranks together, is more memory than the processor's machine has left.
+    /// Prints a note if the machine has too little memory left for the budget of all ranks
+    /// together, or without a budget for their predicted peak.
     pub(super) fn doubt(&self, predicted_peak_bytes: usize) {
         let (name, bytes) = match (self.budget(), self.process_budget) {
             (Some(bytes), Some(of_process)) if bytes > of_process => ("process budget", of_process),
@@ -356,7 +355,7 @@ impl DeviceArgs {
         }
     }
 
-    /// The error of a plan for a device that cannot be asked what memory it has.
+    /// The error of a plan for a device whose memory cannot be queried.
     fn without_device(&self, error: TrainError) -> TrainError {
         if self.device == DeviceName::Cpu || cfg!(not(feature = "cuda")) {
             return error;
@@ -365,7 +364,7 @@ impl DeviceArgs {
         TrainError::Setting { place: "--budget".to_owned(), problem }
     }
 
-    /// The computer, in words.
+    /// A description of the computing hardware, in words.
     pub(super) fn describe(&self, device: &Device) -> String {
         match self.device {
             DeviceName::Cpu => format!("{} threads", device.threads()),
@@ -374,7 +373,7 @@ impl DeviceArgs {
         }
     }
 
-    /// The library that multiplies matrices on an NVIDIA device, in words.
+    /// The library for matrix products on an NVIDIA device, in words.
     pub(super) fn products(device: &Device) -> Option<String> {
         #[cfg(feature = "cuda")]
         if let Some(cuda) = device.as_cuda() {
@@ -384,7 +383,7 @@ impl DeviceArgs {
         None
     }
 
-    /// The kernel that cuBLASLt chose for each product so far, by its own description.
+    /// The kernel that cuBLASLt chose for each product so far, in cuBLASLt's description.
     pub(super) fn product_kernels(device: &Device) -> Vec<String> {
         #[cfg(feature = "cuda")]
         if let Some(cuda) = device.as_cuda() {
@@ -400,17 +399,17 @@ impl DeviceArgs {
     }
 }
 
-/// A simulated device to plan on, and the budget to plan for.
+/// A simulated device, and the budget to plan for.
 pub(super) struct Simulated {
     pub(super) device: Device,
     pub(super) budget_bytes: usize,
-    /// The library that will multiply matrices, where an NVIDIA device was asked.
+    /// The library for matrix products, if an NVIDIA device was opened.
     pub(super) products: Option<String>,
-    /// The rates that its times are by, where they are not nominal.
+    /// The measured rates of the device; `None` for nominal rates.
     pub(super) calibration: Option<Calibration>,
 }
 
-/// The budget and its origin, for people.
+/// The budget and its origin, in words.
 pub(super) fn tell_budget(budget_bytes: usize, origin: &str) -> String {
     let bytes = exact_bytes(budget_bytes);
     match origin {

@@ -22,32 +22,32 @@ pub(super) struct EvalArgs {
     run_dir: PathBuf,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Puts the weights of all layers in few bits first.
+    /// Quantises the weights of all layers first.
     #[arg(long, value_enum)]
     bits: Option<FewBits>,
     #[command(flatten)]
     activations: ActivationArgs,
-    /// Prints one JSON object instead of words.
+    /// Prints one JSON object instead of text.
     #[arg(long)]
     pub(super) json: bool,
 }
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct ActivationArgs {
-    /// Puts what goes into linear layers in 8 bits too, each sample's row by its largest magnitude,
-    /// and multiplies integers; for --bits int8 on a CPU.
+    /// Also quantises the inputs of linear layers to 8 bits, each sample's row by its largest
+    /// magnitude, and multiplies integers; for --bits int8 on a CPU.
     #[arg(long)]
     pub(super) int8_activations: bool,
 }
 
 impl ActivationArgs {
-    /// The flag, as errors name it.
+    /// The name of the flag in errors.
     const PLACE: &str = "--int8-activations";
 
-    /// The numbers that layers multiply, with weights in these bits.
+    /// The number type of the factors in layers whose weights have these bits.
     ///
     /// # Errors
-    /// `Setting` where these bits are not those of the products of integers.
+    /// `Setting` if these bits do not allow products of integers.
     pub(super) fn beside(self, bits: Option<FewBits>) -> Result<Activations> {
         match (self.int8_activations, bits) {
             (false, _) => Ok(Activations::Float),
@@ -61,22 +61,22 @@ fn wrong_activations(problem: &str) -> TrainError {
     TrainError::Setting { place: ActivationArgs::PLACE.to_owned(), problem: problem.to_owned() }
 }
 
-/// The model of a run and what it is evaluated on.
+/// The model of a run, and the data to evaluate it on.
 pub(super) struct Evaluated {
     device: Device,
     pub(super) task: Box<dyn Task>,
     pub(super) test: Loader,
     batch_size: usize,
-    /// Bytes of parameters and buffers in the files of the run, before weights are put in few bits.
+    /// Bytes of parameters and buffers in the files of the run, before weights are quantised.
     stored_bytes: usize,
 }
 
 impl Evaluated {
-    /// Reads the model, and puts its weights in few bits where these are given.
+    /// Reads the model, and quantises its weights to `bits`, if given.
     ///
     /// # Errors
-    /// `Setting` for products of integers of a model without such layers, or on a device without
-    /// such products; those of the run's files and of the data; `OutOfMemory`.
+    /// `Setting` for integer products of a model without such layers, or on a device without such
+    /// products; errors of the run's files and of the data; `OutOfMemory`.
     pub(super) fn open(
         run_dir: &RunDir,
         device_arguments: &DeviceArgs,
@@ -116,13 +116,13 @@ impl Evaluated {
         Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size, stored_bytes })
     }
 
-    /// Bytes of the parameters and buffers that are evaluated.
+    /// Bytes of the parameters and buffers in the evaluated model.
     pub(super) fn model_bytes(&mut self) -> usize {
         model_bytes(&mut *self.task)
     }
 
     /// # Errors
-    /// The errors of the data; `OutOfMemory` where not even one sample fits.
+    /// Errors of the data; `OutOfMemory` if not even one sample fits.
     pub(super) fn score(&self) -> Result<Score> {
         evaluate(&self.task, &self.device, &self.test, self.batch_size)
     }

@@ -12,7 +12,7 @@ use crate::command::say;
 pub(super) struct ExplainArgs {
     /// A memory snapshot of PyTorch (.pickle, .pickle.xz), or a trace of lowtide.
     file: PathBuf,
-    /// The device to explain; the one with the longest trace if absent.
+    /// The device to explain; the device with the longest trace if absent.
     #[arg(long, allow_negative_numbers = true)]
     device: Option<usize>,
     /// Also writes FILE: .html, .pickle for PyTorch's tools, or .jsonl.
@@ -21,7 +21,7 @@ pub(super) struct ExplainArgs {
 }
 
 pub(super) fn run(arguments: &ExplainArgs) -> Result<()> {
-    // Files first: a mistake in a name is told alone.
+    // Files are opened first, so that a wrong name is reported alone.
     let outputs: Result<Vec<Output>> = arguments.write.iter().map(Output::open).collect();
     let outputs = outputs?;
     let recorded = recording::read(&arguments.file, arguments.device)?;

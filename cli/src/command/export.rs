@@ -22,12 +22,12 @@ pub(super) struct ExportArgs {
     /// The folder of a run of a pretrained model, or of a model, or a model's name in the hub's
     /// local cache.
     model: PathBuf,
-    /// The folder to make, or with gguf the file; there must be nothing of that name.
+    /// The folder to create, or the file with gguf; nothing of that name may exist.
     out: PathBuf,
-    /// What is written.
+    /// The format of the output.
     #[arg(long, value_enum, default_value = "safetensors")]
     format: Format,
-    /// The type of the weights; without it that of the model.
+    /// The type of the weights; the model's own if absent.
     #[arg(long = "type", value_enum, value_name = "TYPE")]
     kind: Option<Kind>,
     #[command(flatten)]
@@ -36,13 +36,13 @@ pub(super) struct ExportArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// The whole model as transformers reads it, with what adapters learned in its weights.
+    /// The whole model for transformers, with its adapters merged into the weights.
     Safetensors,
-    /// The adapters alone, as PEFT reads them.
+    /// The adapters alone, for PEFT.
     Peft,
-    /// The whole model with its tokenizer in one file, as llama.cpp reads it.
+    /// The whole model with its tokenizer in one file, for llama.cpp.
     Gguf,
-    /// The model's operations, as onnxruntime runs them, and its tokenizer: in f32 or f16.
+    /// The model's operations in f32 or f16, for onnxruntime, and its tokenizer.
     Onnx,
 }
 
@@ -60,16 +60,16 @@ enum Kind {
     /// Blocks of 32 in 4.5 bits each.
     #[value(name = "q4_0")]
     Q4_0,
-    /// Rows in 8 bits, as bitsandbytes reads them: a model to train adapters beside.
+    /// Rows in 8 bits for bitsandbytes: a base model for training adapters.
     Int8,
-    /// QLoRA's 4 bits, as bitsandbytes reads them: a model to train adapters beside.
+    /// QLoRA's 4 bits for bitsandbytes: a base model for training adapters.
     Nf4,
 }
 
-/// Files of larger models are split, as hubs want them.
+/// Size above which the weights are split into several files, as hubs ask for.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Files of a model beside its weights and its configuration.
+/// Files of a model besides its weights and its configuration.
 const COMPANIONS: [&str; 8] = [
     "tokenizer.json",
     "tokenizer.model",
@@ -104,13 +104,13 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
     }
     let device = device.open(device.process_budget())?;
     let beside = partial_folder(out).ok_or_else(|| file(io::ErrorKind::InvalidFilename.into()))?;
-    // Files that a killed process has left there are of no use.
+    // Files that a killed process left there are useless.
     remove_folder(&beside).map_err(file)?;
     let written = write(arguments, &beside, &device).and_then(|written| {
         fs::rename(&written.path, out).map_err(file)?;
         Ok(written)
     });
-    // Empty after a file was taken out of it; otherwise the first error is the one to report.
+    // The folder is empty after its only file was moved out. Otherwise the first error is reported.
     drop(remove_folder(&beside));
     let Written { notes, size_bytes, .. } = written?;
     notes.iter().try_for_each(|note| say(note))?;
@@ -121,15 +121,15 @@ fn wrong(place: &str, problem: &str) -> TrainError {
     TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }
 
-/// What was written, and where it is until it is whole.
+/// The written files, and their temporary path.
 struct Written {
     path: PathBuf,
     size_bytes: u64,
-    /// What is not as one may expect.
+    /// Notes on unexpected properties of the files.
     notes: Vec<String>,
 }
 
-/// Writes everything into `folder`.
+/// Writes all files of the model into `folder`.
 fn write(arguments: &ExportArgs, folder: &Path, device: &Device) -> Result<Written> {
     let &ExportArgs { ref model, format, kind, .. } = arguments;
     let file = |source| TrainError::File { path: folder.to_owned(), source };
@@ -172,8 +172,8 @@ fn write(arguments: &ExportArgs, folder: &Path, device: &Device) -> Result<Writt
     Ok(Written { path, size_bytes, notes })
 }
 
-/// The model with what adapters learned in its weights, which are floats: those in few bits stay
-/// what they are in the files of the base.
+/// The model in floats, with its adapters merged into the weights. Weights in few bits are read
+/// from the floats in the files of the base.
 fn merged(model: &Path, device: &Device) -> Result<Trained> {
     let mut trained = Trained::open_in_floats(model, device)?;
     if !adapted(&mut trained.model).is_empty() {
@@ -183,7 +183,8 @@ fn merged(model: &Path, device: &Device) -> Result<Trained> {
     Ok(trained)
 }
 
-/// [`merged`] with linear layers in few bits; where there is nothing to merge, part by part.
+/// The [`merged`] model with quantised linear layers. If there is nothing to merge, it is read and
+/// quantised part by part.
 fn in_few_bits(model: &Path, bits: FewBits, device: &Device) -> Result<Trained> {
     let is_run = Trained::is_run(model);
     let mut trained = if is_run || Config::open(model)?.quantization().is_some() {
@@ -205,7 +206,7 @@ fn adapters(model: &Path, folder: &Path, device: &Device) -> Result<()> {
     Ok(save_adapters(&mut adapted, &lora, Some(&base), folder)?)
 }
 
-/// Copies what belongs to a model beside its weights and its configuration.
+/// Copies the files of a model besides its weights and its configuration.
 fn companions(from: &Path, to: &Path) -> Result<()> {
     for name in COMPANIONS {
         let path = from.join(name);

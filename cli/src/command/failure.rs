@@ -1,4 +1,4 @@
-//! How a failed command ends: one line, its details, and an exit code.
+//! The end of a failed command: one line, its details, and an exit code.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -10,11 +10,11 @@ use crate::command::{DOES_NOT_FIT, say};
 use crate::human::format_bytes;
 use crate::json::error_json;
 
-/// Tells an error on standard error in one line, on a terminal with what is known of the memory
-/// below it; with `json` also as an object on standard output.
+/// Prints an error on standard error in one line. On a terminal, facts about memory follow. With
+/// `json`, standard output gets an object too.
 pub(super) fn tell(error: &TrainError, json: bool) -> ExitCode {
     if json {
-        // The line on standard error says all that matters to a reader who has gone.
+        // If the reader of standard output has gone, the line on standard error is enough.
         drop(say(&error_json(error).to_string()));
     }
     complain(&error.one_line());
@@ -24,9 +24,9 @@ pub(super) fn tell(error: &TrainError, json: bool) -> ExitCode {
     ExitCode::from(code(error))
 }
 
-/// Writes a mistake's one line.
+/// Writes the line of an error to the error stream.
 pub(super) fn complain(line: &str) {
-    // There is no reader when standard error is closed.
+    // If standard error is closed, there is no reader.
     drop(writeln!(io::stderr(), "lowtide: {line}"));
 }
 
@@ -35,8 +35,8 @@ fn code(error: &TrainError) -> u8 {
     if out_of_memory || matches!(error, TrainError::DoesNotFit(_)) { DOES_NOT_FIT } else { 1 }
 }
 
-/// The ledger of the failed allocation, and what the smallest plan would need; empty for an error
-/// that is not about memory.
+/// The ledger of the failed allocation, and the need of the smallest plan; empty for an error that
+/// is not about memory.
 fn details(error: &TrainError) -> String {
     let mut text = String::new();
     if let TrainError::DoesNotFit(error) = error {
@@ -58,7 +58,7 @@ fn smallest_plan(error: &DoesNotFit) -> String {
     text
 }
 
-/// A category's bytes, as `lowtide plan` lists them.
+/// A row with the bytes of a category, in the format of `lowtide plan`.
 pub(super) fn row(category: Category, bytes: usize) -> String {
     let name = category.to_string();
     format!("  {name:<16}{} ({bytes} bytes)\n", format_bytes(bytes as u64))

@@ -17,10 +17,10 @@ use crate::recipe::{LineKind, Recipe};
 pub(super) struct FinetuneArgs {
     /// The folder of a model with its tokenizer, or its name in the hub's local cache.
     model: PathBuf,
-    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"}, {"messages"},
-    /// or {"prompt", "chosen", "rejected"}, texts or messages, to learn by DPO what is preferred.
+    /// A file with a JSON object on each line: {"text"}, {"prompt", "completion"}, {"messages"}, or
+    /// {"prompt", "chosen", "rejected"} of texts or messages, for learning preferences by DPO.
     data: PathBuf,
-    /// The kind of the lines; as the first one looks if absent.
+    /// The kind of the lines; guessed from the first line if absent.
     #[arg(long, value_enum)]
     format: Option<Format>,
     #[command(flatten)]
@@ -60,9 +60,9 @@ pub(super) fn run(arguments: &FinetuneArgs) -> Result<()> {
     run_recipe(changes.of(&recipe, model)?, None, run)
 }
 
-/// The kind of a file's lines, by the first.
+/// The kind of a file's lines, guessed from the first line.
 fn format_of(path: &Path) -> Result<LineKind> {
-    /// No line of a document that is trained on is near it.
+    /// Largest size of a line, far above any line of training data.
     const LINE_BYTES_MAX: u64 = 1 << 26;
     let file = |source| TrainError::File { path: path.to_owned(), source };
     let mut line = String::new();

@@ -18,24 +18,25 @@ pub(super) struct GenerateArgs {
     /// The folder of a run of a pretrained model, or of a model, or a model's name in the hub's
     /// local cache.
     model: PathBuf,
-    /// The text to go on from.
+    /// The text to continue.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
-    /// Takes the text for what a user says in a chat, and prints the answer.
+    /// Treats the text as a user's message in a chat, and prints the answer.
     #[arg(long)]
     chat: bool,
-    /// New tokens at most.
+    /// Largest number of new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
     tokens: u64,
-    /// How much is left to chance: 0 takes the most likely token, 1 the model's own probabilities.
+    /// Randomness of the choice: 0 takes the most likely token, 1 uses the model's own
+    /// probabilities.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
     temperature: f64,
-    /// Chooses among this number of the most likely tokens only.
+    /// Chooses only among this number of the most likely tokens.
     #[arg(long, value_name = "N")]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 30))]
     top_k: Option<u64>,
-    /// Chooses among the most likely tokens that are this share of the probability only.
+    /// Chooses only among the most likely tokens that have this share of the probability together.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
     top_p: f64,
     /// Seed of the choices.
@@ -71,7 +72,7 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
         temperature => Sampling::Random {
             key: RandomKey::new(arguments.seed),
             temperature,
-            // No larger than 2^30.
+            // The number is at most 2^30.
             top_k: arguments.top_k.map(|count| count as usize),
             top_p: arguments.top_p,
         },
@@ -89,7 +90,7 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
         if options.stop_tokens.contains(&token) {
             return ControlFlow::Continue(());
         }
-        // A token of a vocabulary.
+        // Tokens of a vocabulary fit u32.
         text.tokens.push(token as u32);
         let shown = if arguments.json { Ok(true) } else { text.write() };
         let goes_on = matches!(shown, Ok(true));
@@ -110,7 +111,7 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
     say(&answer.to_string())
 }
 
-/// A text that is written while it comes.
+/// A text that is written while it is generated.
 struct Stream<'a> {
     tokenizer: &'a dyn Tokenizer,
     tokens: Vec<u32>,
@@ -122,8 +123,8 @@ impl Stream<'_> {
         self.tokenizer.decode(&self.tokens).map_err(|error| setting("model", &error.to_string()))
     }
 
-    /// Writes what is certain by now: characters of which tokens are to come, and blanks that a
-    /// tokenizer may take back, are not. `false` where the reader has gone.
+    /// Writes the text that can no longer change. Incomplete characters, and blanks that a
+    /// tokenizer may take back, are held back. Returns false if the reader has gone.
     fn write(&mut self) -> Result<bool> {
         let text = self.decoded()?;
         let certain = text.trim_end_matches([char::REPLACEMENT_CHARACTER, ' ']);
@@ -137,12 +138,12 @@ impl Stream<'_> {
         }
     }
 
-    /// Writes the rest of the text, and ends the line.
+    /// Writes the rest of the text and a line break.
     fn end(&self) -> Result<()> {
         let text = self.decoded()?;
         match text.strip_prefix(self.written.as_str()) {
             Some(rest) => say(rest),
-            // The tokenizer says it otherwise as a whole.
+            // The tokenizer decodes the whole text differently.
             None => say(&format!("\n{text}")),
         }
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C ends a run after the step it is in, with everything written.
+//! Ctrl-C ends a run after the current step, and all files are written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ impl Interrupt {
         Ok(Interrupt { asked })
     }
 
-    /// Whether an interrupt came.
+    /// True if an interrupt came.
     pub(super) fn came(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
     }

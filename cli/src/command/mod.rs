@@ -1,7 +1,7 @@
 //! The `lowtide` command: arguments, exit codes, and one line for every mistake.
 //!
-//! Exit codes: 0 done; 2 the training does not fit the memory, or a replayed trace the capacity;
-//! 1 anything else.
+//! Exit codes: 0 success; 2 a training that does not fit into memory, or a replayed trace that does
+//! not fit the capacity; 1 any other error.
 
 mod calibrate;
 mod capacity;
@@ -58,33 +58,33 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Trains; without a recipe, a small convolutional network on handwritten digits.
+    /// Trains a recipe; without one, a small convolutional network on handwritten digits.
     Train(Box<train::TrainArgs>),
-    /// Trains a pretrained model further on a file of texts or chats, whole or by adapters.
+    /// Trains a pretrained model further on a file of texts or chats, whole or with adapters.
     Finetune(Box<finetune::FinetuneArgs>),
-    /// Tells what a training needs and how it would run in a budget, without running it.
+    /// Predicts the memory of a training, and its plan within a budget, without running it.
     Plan(plan::PlanArgs),
-    /// Measures how fast this machine's processor is, for the times of plans.
+    /// Measures the speed of this machine's processor, for the times of plans.
     Calibrate(calibrate::CalibrateArgs),
-    /// Goes on with a text, by a pretrained model or by a run that trained one further.
+    /// Continues a text with a pretrained model, or with a run that trained one further.
     Generate(Box<generate::GenerateArgs>),
-    /// Writes a pretrained model, or that of a run, for other programs.
+    /// Writes a pretrained model, or the model of a run, for other programs.
     Export(export::ExportArgs),
-    /// Makes the model of a run smaller: fewer channels, trained on, and fewer bits.
+    /// Makes the model of a run smaller: fewer channels, more training, and fewer bits.
     Shrink(Box<shrink::ShrinkArgs>),
     /// Evaluates a trained model on its test data.
     Eval(eval::EvalArgs),
-    /// Lists the recipes that ship, or shows one.
+    /// Lists the shipped recipes, or prints one.
     Recipes(recipes::RecipesArgs),
-    /// Says what is wrong with a recipe, or what it would train.
+    /// Checks a recipe, and says what it would train.
     Check(recipes::CheckArgs),
     /// Lists the runs in a folder.
     Runs(runs::RunsArgs),
     /// Compares two runs: recipes, values, time and memory.
     Compare(runs::CompareArgs),
-    /// Says where the memory of a recorded trace went, and what would help.
+    /// Explains where the memory of a recorded trace went, and what would help.
     Explain(explain::ExplainArgs),
-    /// Serves a recorded memory trace again by any policy within any capacity, and compares.
+    /// Replays a recorded memory trace with any policy and capacity, and compares.
     Replay(replay::ReplayArgs),
     /// Shows the help of a command, or every key of a recipe or of the metrics.
     Help(recipes::HelpArgs),
@@ -93,7 +93,7 @@ enum Command {
 /// A recipe, and changes to it.
 #[derive(Args, Clone)]
 struct RecipeArgs {
-    /// A recipe (TOML), or the name of one that ships; every key has a default.
+    /// A recipe (TOML), or the name of a shipped one; every key has a default.
     recipe: Option<PathBuf>,
     #[command(flatten)]
     changes: Changes,
@@ -102,11 +102,11 @@ struct RecipeArgs {
 /// Changes to a recipe.
 #[derive(Args, Clone)]
 struct Changes {
-    /// Times through the training data.
+    /// Number of passes over the training data.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=EPOCHS_MAX))]
     epochs: Option<u64>,
-    /// Samples of a logical batch, whatever fits on the device at once.
+    /// Samples of a logical batch, however many fit on the device at once.
     #[arg(long, visible_alias = "batch", value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=BATCH_SIZE_MAX))]
     batch_size: Option<u64>,
@@ -114,7 +114,7 @@ struct Changes {
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: Option<u64>,
-    /// The type that operations compute in, f32, bf16 or f16; parameters stay as they are.
+    /// The type of operations: f32, bf16 or f16. The type of parameters does not change.
     #[arg(long, value_name = "TYPE")]
     precision: Option<Precision>,
     /// Sets a key of the recipe, such as optimizer.kind=lion; repeatable.
@@ -140,16 +140,16 @@ impl RecipeArgs {
 }
 
 impl Changes {
-    /// A recipe that was made here, with all changes.
+    /// Applies all changes to a recipe that this program has made.
     fn of(&self, made: &Recipe, place: &Path) -> Result<Recipe> {
         self.applied(Recipe::parse_with(&made.to_toml(), place, &self.set)?)
     }
 
-    /// A recipe whose keys are set already, with the other changes.
+    /// Applies the other changes to a recipe whose keys are already set.
     fn applied(&self, mut recipe: Recipe) -> Result<Recipe> {
         let train = &mut recipe.train;
         train.epochs = self.epochs.unwrap_or(train.epochs);
-        // No larger than `BATCH_SIZE_MAX`.
+        // The number is at most `BATCH_SIZE_MAX`.
         train.batch_size = self.batch_size.map_or(train.batch_size, |size| size as usize);
         train.seed = self.seed.unwrap_or(train.seed);
         train.precision = self.precision.unwrap_or(train.precision);
@@ -163,10 +163,10 @@ fn parse_count(text: &str, range: RangeInclusive<u64>) -> std::result::Result<u6
     count.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
 }
 
-/// The exit code of what does not fit the memory.
+/// The exit code of a training or a trace that does not fit.
 const DOES_NOT_FIT: u8 = 2;
 
-/// Runs the command with these arguments, the program's name first.
+/// Runs the command with these arguments. The first one is the program's name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
@@ -198,7 +198,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     done.map_or_else(|error| failure::tell(&error, json), |()| ExitCode::SUCCESS)
 }
 
-/// Help goes to standard output; a mistake is one line without the usage that clap appends.
+/// Prints help on standard output, or a mistake in one line without clap's usage text.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let printed = say(error.to_string().trim_end());
@@ -220,12 +220,12 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Writes a line to standard output. A reader that has gone, such as `head`, has seen enough.
+/// Writes a line to standard output. A reader that has gone, such as `head`, is not an error.
 fn say(line: &str) -> Result<()> {
     write_out(&format!("{line}\n")).map(drop)
 }
 
-/// Writes to standard output at once; `false` where the reader has gone.
+/// Writes to standard output at once. Returns false if the reader has gone.
 fn write_out(text: &str) -> Result<bool> {
     let mut out = io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,4 +1,4 @@
-//! Recipes of a pretrained model, by the folder that it is in.
+//! Recipes for a pretrained model, made from its folder.
 
 use std::path::Path;
 
@@ -9,25 +9,25 @@ use lowtide_trainer::{Result, TrainError};
 use crate::command::{RecipeArgs, parse_count};
 use crate::recipe::{Base, FewBits, Recipe, Shipped, StoredType, Tuning};
 
-/// How a pretrained model is trained.
+/// Options of training a pretrained model.
 #[derive(Args, Clone)]
 pub(super) struct ModelArgs {
-    /// Tokens of a row; 1024 if absent, or as many as the model was made for.
+    /// Tokens of a row; if absent 1024, or the context of the model if that is smaller.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
     seq: Option<u64>,
-    /// Trains adapters of this rank (LoRA) beside the frozen weights, instead of the weights.
+    /// Trains adapters of this rank (LoRA), and freezes the weights.
     #[arg(long, value_name = "RANK", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 16))]
     lora: Option<u64>,
-    /// The layers that get adapters: all-linear, names that theirs end with (q_proj,v_proj), or a
+    /// The layers that get adapters: all-linear, endings of their names (q_proj,v_proj), or a
     /// regular expression of whole names within slashes (/layers\.[0-3]\..*_proj/).
     #[arg(long, value_name = "NAMES", requires = "lora", value_parser = targets)]
     lora_targets: Option<Targets>,
-    /// The type of the model's weights; as its configuration says if absent, or f32.
+    /// The type of the model's weights; if absent, the type in its configuration, or f32.
     #[arg(long, value_enum, value_name = "TYPE")]
     base: Option<Weights>,
-    /// Learns which answers are preferred to others (DPO), as `finetune` does of such data.
+    /// Learns preferred answers (DPO), as `finetune` does with such data.
     #[arg(long)]
     dpo: bool,
 }
@@ -60,9 +60,9 @@ enum Weights {
 }
 
 impl ModelArgs {
-    /// What is asked of the model.
+    /// The tuning that these arguments ask for.
     pub(super) fn tuning(&self) -> Tuning {
-        // No larger than 2^20.
+        // The number is at most 2^20.
         let count = |count: u64| count as usize;
         let base = self.base.map(|weights| match weights {
             Weights::F32 => Base::Floats(StoredType::F32),
@@ -81,18 +81,18 @@ impl ModelArgs {
         }
     }
 
-    /// The recipe of a folder of a model, or of a file.
+    /// The recipe for a model's folder, or the recipe in a file.
     ///
     /// # Errors
-    /// The errors of either; `Setting` for options of a model beside a recipe that is a file.
+    /// Errors of the folder or the file; `Setting` for options of a model with a recipe file.
     pub(super) fn recipe(&self, arguments: &RecipeArgs) -> Result<Recipe> {
         self.recipe_of(arguments, None)
     }
 
-    /// [`ModelArgs::recipe`] with rows of a number of tokens.
+    /// [`ModelArgs::recipe`] with rows of this number of tokens.
     ///
     /// # Errors
-    /// The errors of [`ModelArgs::recipe`].
+    /// Errors of [`ModelArgs::recipe`].
     pub(super) fn recipe_of(
         &self,
         arguments: &RecipeArgs,
@@ -123,10 +123,10 @@ impl ModelArgs {
 }
 
 impl ModelArgs {
-    /// The longest rows that a model was made for.
+    /// The context of a model: the longest rows that it was made for.
     ///
     /// # Errors
-    /// The errors of its configuration; `Setting` for a recipe that is a file.
+    /// Errors of the model's configuration; `Setting` for a recipe file.
     pub(super) fn context_max(&self, arguments: &RecipeArgs) -> Result<usize> {
         match arguments.recipe.as_deref().filter(|path| is_model(path)) {
             Some(folder) => Recipe::context_max(folder),
@@ -138,13 +138,13 @@ impl ModelArgs {
     }
 }
 
-/// Whether a path is that of a model and not of a recipe: a folder, or a name of the hub.
+/// True if a path names a model (a folder or a name of the hub), not a recipe.
 fn is_model(path: &Path) -> bool {
     let is_name = || {
         let mut parts = path.components();
         parts.by_ref().count() == 2 && path.extension().is_none_or(|kind| kind != "toml")
     };
-    // The folder of a data set may be called like a recipe that ships.
+    // The folder of a data set may have the name of a shipped recipe.
     let is_recipe = || Shipped::find(path).is_some() && !path.join("config.json").exists();
     if path.is_dir() { !is_recipe() } else { !path.exists() && !path.is_absolute() && is_name() }
 }

@@ -1,4 +1,4 @@
-//! Plans by each way of dividing a training among ranks, side by side.
+//! Plans for each parallelism, side by side.
 
 use std::io::{self, Write as _};
 
@@ -11,31 +11,31 @@ use crate::human::{exact_bytes, format_bytes, format_seconds};
 use crate::json::with_knobs;
 use crate::recipe::RecipeTrainer;
 
-/// A plan by each parallelism; none for one rank.
+/// A plan for each parallelism; empty for one rank.
 #[derive(Default)]
 pub(super) struct ParallelismTable(Vec<ParallelPlan>);
 
-/// A plan of a training that is divided among ranks.
+/// A plan of a training with one parallelism.
 struct ParallelPlan {
     zero: Parallelism,
-    /// The plan within the budget and the bytes that a rank sends in a step, or the bytes that the
-    /// smallest plan needs.
+    /// The plan within the budget, and the bytes that a rank sends in a step. If none fits, the
+    /// bytes that the smallest plan needs.
     plan: std::result::Result<(Plan, usize), usize>,
 }
 
 impl ParallelPlan {
-    /// Simulated time of a step, if it fits.
+    /// Simulated seconds of a step, if the plan fits.
     fn seconds(&self) -> Option<f64> {
         self.plan.as_ref().ok().map(|(plan, _)| plan.forecast.step_seconds)
     }
 }
 
 impl ParallelismTable {
-    /// Plans within a capacity, by each parallelism that shares batches and that the optimizer
-    /// allows.
+    /// Plans within a capacity, for each parallelism that shares batches and that the optimizer
+    /// supports.
     ///
     /// # Errors
-    /// Errors of a plan but `DoesNotFit`.
+    /// Errors of a plan except `DoesNotFit`.
     pub(super) fn of(
         capacity: Capacity,
         fit: &Fit<'_>,
@@ -57,11 +57,11 @@ impl ParallelismTable {
         Ok(ParallelismTable(plans))
     }
 
-    /// Adds plans in which ranks share a model instead of batches, as far as it can be shared.
-    /// `plan` gives the plan and the bytes that a rank sends in a step.
+    /// Adds the plans in which ranks share a model instead of batches, if the model can be shared.
+    /// `plan` returns the plan and the bytes that a rank sends in a step.
     ///
     /// # Errors
-    /// Errors of `plan` but `DoesNotFit`.
+    /// Errors of `plan` except `DoesNotFit`.
     pub(super) fn add_those_of_one_model(
         &mut self,
         plan: impl Fn(Parallelism) -> Result<Option<(Plan, usize)>>,
@@ -74,7 +74,7 @@ impl ParallelismTable {
         Ok(())
     }
 
-    /// Notes on the error stream the flags of plans that fit, where none without a flag does.
+    /// Prints the flags of the plans that fit to the error stream, if no plan without a flag fits.
     pub(super) fn hint(&self) {
         if self.fastest().is_some() {
             return;
@@ -85,8 +85,8 @@ impl ParallelismTable {
         }
     }
 
-    /// The parallelism with the shortest steps among plans that fit and share batches. Among equal
-    /// ones, the parallelism that divides least.
+    /// The parallelism with the shortest steps among the plans that fit and share batches. On ties,
+    /// the parallelism that divides least.
     pub(super) fn fastest(&self) -> Option<Parallelism> {
         let sharing = self.0.iter().filter(|of| of.zero.shares_batches());
         let fitting = sharing.filter_map(|of| Some((of.zero, of.seconds()?)));
@@ -94,7 +94,7 @@ impl ParallelismTable {
         fastest.map(|(zero, _)| zero)
     }
 
-    /// The table, with a mark at `chosen`, and with times in seconds if they are measured.
+    /// The table with a mark at `chosen`. Times are in seconds if rates were measured.
     pub(super) fn row(&self, chosen: Parallelism, is_measured: bool) -> Row {
         Row::block(self.lines(chosen, is_measured)).with("ways", self.to_json())
     }
@@ -157,10 +157,10 @@ impl ParallelismTable {
     }
 }
 
-/// The plan, or the bytes that it needs if it does not fit.
+/// The plan, or the needed bytes if it does not fit.
 ///
 /// # Errors
-/// Errors of a plan but `DoesNotFit`.
+/// Errors of a plan except `DoesNotFit`.
 fn or_needed<P>(planned: Result<P>) -> Result<std::result::Result<P, usize>> {
     match planned {
         Err(TrainError::DoesNotFit(error)) => Ok(Err(error.needed_bytes)),
@@ -168,7 +168,7 @@ fn or_needed<P>(planned: Result<P>) -> Result<std::result::Result<P, usize>> {
     }
 }
 
-/// The flag of a parallelism that is taken only where it is asked for.
+/// The flag of a parallelism that is only used on request.
 fn flag_of(zero: Parallelism) -> Option<&'static str> {
     match zero {
         Parallelism::Pipeline => Some("--pipeline"),

@@ -1,4 +1,4 @@
-//! `lowtide train --plan FILE`: a run by a plan that was made before.
+//! `lowtide train --plan FILE`: a run with an earlier plan.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,8 @@ pub(super) struct PlanFile {
     fields: PlanFields,
 }
 
-/// The fields that decide a run, and those that a rehearsal finds again.
+/// The fields of a plan file that a run needs. Some are inputs of the run, such as the knobs; the
+/// others are results, which a new rehearsal has to reproduce.
 #[derive(Deserialize)]
 struct PlanFields {
     budget_bytes: usize,
@@ -42,7 +43,7 @@ struct PlanFields {
 
 impl PlanFile {
     /// # Errors
-    /// `File`; `Setting` for what is no plan.
+    /// `File`; `Setting` for a file that does not contain a plan.
     pub(super) fn read(path: &Path) -> Result<PlanFile> {
         let text = fs::read_to_string(path)
             .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
@@ -58,27 +59,27 @@ impl PlanFile {
         self.fields.budget_bytes
     }
 
-    /// Bytes of the host that blocks may be offloaded to.
+    /// Bytes of host memory to which blocks may be offloaded.
     pub(super) fn offload_budget(&self) -> Option<usize> {
         self.fields.offload_budget_bytes
     }
 
-    /// The changes of the recipe's numerics that the plan takes.
+    /// The changes of the recipe's numerics with which the plan fits.
     pub(super) fn numerics(&self) -> &[Numerics] {
         &self.fields.numerics
     }
 
-    /// The part of the training that the plan divides among ranks.
+    /// The parallelism of the plan.
     pub(super) fn zero(&self) -> Parallelism {
         self.fields.zero
     }
 
-    /// The plan with its knobs for `fit`, rehearsed anew.
+    /// Plans `fit` with the knobs of the file, by a new rehearsal.
     ///
     /// # Errors
-    /// `Setting` unless the rehearsal takes the same bytes in each step and evaluation, in all, of
-    /// each category and by module, or on another rank than the first, of which the plan is, no
-    /// more in all; `DoesNotFit`.
+    /// `Setting` unless the rehearsal needs the same bytes: in each step and evaluation, in all, of
+    /// each category and by module. The file holds the plan of the first rank; on other ranks the
+    /// peak may not be higher. `DoesNotFit`.
     pub(super) fn follow(&self, trainer: &mut RecipeTrainer, fit: &Fit<'_>) -> Result<Plan> {
         let batch_sizes = [self.fields.batch_size, Examples::of(fit)?.batch_size()];
         if let Some(difference) = differs("a batch", batch_sizes.map(|size| size.to_string())) {
@@ -108,7 +109,7 @@ impl PlanFile {
         TrainError::Setting { place: self.path.display().to_string(), problem }
     }
 
-    /// The first thing in which a rehearsal finds other bytes.
+    /// The first difference in bytes between the file and a rehearsal.
     fn difference(&self, plan: &Plan) -> Option<String> {
         let PlanFields { predicted_peak_bytes, .. } = self.fields;
         let peaks = [predicted_peak_bytes, plan.predicted_peak_bytes()].map(exact_bytes);
@@ -143,7 +144,7 @@ fn event_differs(index: usize, told: &RehearsedEvent, found: &RehearsedEvent) ->
         .or_else(|| differs(&of("what is live after it"), both(|event| event.layout_hash)))
 }
 
-/// The difference of what was planned and what is found, if there is one.
+/// The first difference between the planned and the rehearsed numbers, if there is one.
 fn differs(what: &str, [told, found]: [String; 2]) -> Option<String> {
     (told != found).then(|| format!("{what} was {told} and is {found}"))
 }

@@ -1,4 +1,4 @@
-//! Means of a plan beside splitting and recomputing, which have to be asked for.
+//! Options of a plan besides splitting and recomputing, which are only used on request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,44 +13,43 @@ use crate::command::device::{DeviceName, parse_budget};
 use crate::command::{DeviceArgs, parse_count};
 use crate::recipe::{Recipe, StateType, StoredType};
 
-/// Means of a plan that have to be asked for.
+/// Options of a plan that are only used on request.
 #[derive(Args, Clone)]
 pub(super) struct PlanningArgs {
-    /// Memory of the host, such as 16GiB, that what a cuda device keeps for backward may wait in
-    /// where it does not fit there; none if absent.
+    /// Host memory, such as 16GiB, for tensors that a cuda device saves for backward and has no
+    /// room for; none if absent.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     pub(super) offload_budget: Option<usize>,
-    /// Ranks that train together on this machine, each with its share of every batch and a budget
-    /// of its own: on the processor, whose cores they share, or on a cuda device each.
+    /// Number of ranks that train together on this machine. Each has its share of every batch and
+    /// its own budget: on the processor, whose cores are divided, or on a separate cuda device.
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
     ranks: u64,
-    /// The state that each rank keeps only a part of (ZeRO): 0 for nothing; 1 for the optimizer's
-    /// states, where each updates a part of every parameter and then copies those of the others,
-    /// the same bits; 2 for those and gradients; 3 for those and parameters, which are whole only
-    /// while they are used: for models of blocks, which are recomputed then. The fastest that fits
-    /// if absent, by the times of a plan.
+    /// The state that ranks divide (ZeRO). 0: nothing. 1: the optimizer's states; each rank updates
+    /// a part of every parameter and copies the other parts, and the bits stay the same. 2: also
+    /// gradients. 3: also parameters, which are whole only while they are used; for models of
+    /// blocks, which are then recomputed. If absent, the fastest that fits, by the times of a plan.
     #[arg(long, value_name = "STAGE", value_parser = parse_zero)]
     pub(super) zero: Option<Parallelism>,
-    /// Cuts the model between its blocks into a stage for each rank. A batch goes through them in
-    /// micro-batches. For models that no rank has room for.
+    /// Cuts the model between its blocks into a stage for each rank. A batch goes through the
+    /// stages in micro-batches. For models that are too large for one rank.
     #[arg(long, conflicts_with = "zero")]
     pipeline: bool,
-    /// Shares the attention heads, the hidden features and the vocabulary of a model of text, or
-    /// the heads and features of one of images, among the ranks, each of which has all samples:
-    /// what they make of their own is added up in each block. For layers that no rank has room for.
+    /// Shares the attention heads, hidden features and vocabulary of a text model, or the heads and
+    /// features of an image model, among the ranks. Each rank has all samples, and partial results
+    /// are summed in each block. For layers that are too large for one rank.
     #[arg(long, conflicts_with_all = ["zero", "pipeline"])]
     tensor_parallel: bool,
-    /// Changes of the numerics for a plan that does not fit without, in order, with commas between
-    /// them, and in the end all together.
+    /// Changes of the numerics for a plan that does not fit otherwise, with commas between them.
+    /// Changes are tried in order, and then all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
     pub(super) allow: Vec<Numerics>,
-    /// The division among ranks to try first, where none is given.
+    /// The division among ranks to try first if none is given.
     #[arg(skip)]
     pub(super) preferred: Option<Parallelism>,
 }
 
-/// More than any machine has devices.
+/// A number larger than the devices of any machine.
 const RANKS_MAX: u64 = 64;
 
 /// A change of a recipe that takes less memory and computes other numbers.
@@ -60,10 +59,10 @@ pub(super) enum Numerics {
     #[serde(rename = "8bit-states")]
     #[value(name = "8bit-states")]
     EightBitStates,
-    /// Products in bf16, and with them much of what is kept for backward.
+    /// Products in bf16, and with them many of the tensors saved for backward.
     #[serde(rename = "bf16")]
     Bf16,
-    /// Parameters in bf16, rounded by chance, and with them gradients.
+    /// Parameters and gradients in bf16, with stochastic rounding.
     #[serde(rename = "bf16-parameters")]
     Bf16Parameters,
 }
@@ -78,7 +77,7 @@ fn parse_zero(text: &str) -> Result<Parallelism, String> {
     }
 }
 
-/// A recipe, with the changes of its numerics and the division among ranks that it took to plan it.
+/// A recipe with the changes of its numerics and the division among ranks that its plan needed.
 pub(super) struct Changed<T> {
     pub(super) recipe: Recipe,
     pub(super) numerics: Vec<Numerics>,
@@ -102,7 +101,7 @@ impl Numerics {
         let train = &mut recipe.train;
         match self {
             Numerics::EightBitStates => train.states = StateType::EightBit,
-            // f16 takes no more.
+            // f16 needs no more memory than bf16.
             Numerics::Bf16 if train.precision == Precision::F32 => {
                 train.precision = Precision::Bf16;
             }
@@ -113,13 +112,13 @@ impl Numerics {
 }
 
 impl PlanningArgs {
-    /// The first result of `plan` that fits: of the recipe as it is, with each change of the
-    /// numerics that is allowed, or with all; each divided among the ranks as is preferred, then
-    /// with nothing divided before something is.
+    /// The first result of `plan` that fits. The recipe is tried unchanged, with each allowed
+    /// change of the numerics, and with all of them. Each is tried with the preferred division
+    /// among ranks, and then from the least to the most divided one.
     ///
     /// # Errors
-    /// `DoesNotFit` of the unchanged recipe by the division that needs least; any other error at
-    /// once.
+    /// `DoesNotFit` of the unchanged recipe with the division that needs least. Any other error
+    /// ends the search.
     pub(super) fn first_that_fits<T>(
         &self,
         recipe: &Recipe,
@@ -166,7 +165,7 @@ impl PlanningArgs {
     }
 
     /// # Errors
-    /// `Setting` where something is to be divided among ranks and there is one.
+    /// `Setting` for a division among ranks with only one rank.
     fn check_divided(&self) -> Result<()> {
         let place = match self.divided() {
             None | Some(Parallelism::DataParallel) => return Ok(()),
@@ -192,8 +191,8 @@ impl PlanningArgs {
         }
     }
 
-    /// The rank whose share of every batch this one reads: the stages of a pipeline, and those that
-    /// share the features of a model, read all.
+    /// The rank whose shares of batches this rank reads. Stages of a pipeline, and ranks that share
+    /// the features of a model, read whole batches.
     pub(super) fn reader(&self, rank: Rank) -> Rank {
         if self.divided().is_none_or(Parallelism::shares_batches) { rank } else { Rank::ALONE }
     }
@@ -203,20 +202,20 @@ impl PlanningArgs {
         self.reader(self.first_rank())
     }
 
-    /// The number of shares that batches are divided into.
+    /// Number of shares of a batch.
     pub(super) fn share_count(&self) -> usize {
         self.first_reader().count
     }
 
-    /// The number of ranks that train together.
+    /// Number of ranks that train together.
     pub(super) fn rank_count(&self) -> usize {
         self.ranks as usize
     }
 
-    /// These arguments with a rank for each of several processes.
+    /// Sets the number of ranks to the number of processes.
     ///
     /// # Errors
-    /// `Setting` where `--ranks` says how many train in one process.
+    /// `Setting` if `--ranks` gives the number of ranks in one process.
     #[cfg(feature = "mpi")]
     pub(super) fn of_processes(&self, count: usize) -> Result<PlanningArgs> {
         if self.ranks > 1 {
@@ -227,17 +226,17 @@ impl PlanningArgs {
         Ok(PlanningArgs { ranks: count as u64, ..self.clone() })
     }
 
-    /// The first of the ranks.
+    /// The first rank.
     pub(super) fn first_rank(&self) -> Rank {
         Rank { index: 0, count: self.rank_count() }
     }
 
-    /// The simulated first rank, which a plan for several ranks is made with.
+    /// The simulated first rank, for a plan of several ranks.
     pub(super) fn simulated_ranks(&self) -> Option<Arc<dyn Collectives>> {
         self.simulated_rank(0)
     }
 
-    /// One of the ranks, simulated.
+    /// A simulated rank.
     pub(super) fn simulated_rank(&self, index: usize) -> Option<Arc<dyn Collectives>> {
         let rank = Rank { index, ..self.first_rank() };
         (rank.count > 1).then(|| Arc::new(Mirror::new(rank).expect("one of them")) as _)
@@ -246,7 +245,7 @@ impl PlanningArgs {
     /// The host memory that blocks are offloaded to.
     ///
     /// # Errors
-    /// `Setting` where the training has the host's memory itself; when the address space cannot be
+    /// `Setting` if the training itself runs in host memory; an error if addresses cannot be
     /// reserved.
     pub(super) fn open_host(&self, device: &DeviceArgs) -> Result<Option<Device>> {
         self.check_offload(device)?;
@@ -258,7 +257,7 @@ impl PlanningArgs {
     /// The simulated host memory that blocks are offloaded to.
     ///
     /// # Errors
-    /// `Setting` where the training has the host's memory itself.
+    /// `Setting` if the training itself runs in host memory.
     pub(super) fn open_simulated_host(&self, device: &DeviceArgs) -> Result<Option<Device>> {
         self.check_offload(device)?;
         let simulate = |bytes| Device::sim(SimSpec::like_this_machine(bytes));

@@ -1,9 +1,9 @@
 //! `--process-budget`: the limit on the whole process, and the part that is left for the training.
 //!
-//! Counted is what a control group charges and cannot take back: anonymous and shared memory, page
-//! tables, and the code that runs. Mapped files of data are not: the system drops their pages
-//! before it lacks memory. Every part is an upper bound, by a formula where there is one, else by
-//! what the process takes when the plan is made and an allowance for what comes after.
+//! The count has everything that a control group charges and cannot take back: anonymous and shared
+//! memory, page tables, and resident code. Mapped data files are not counted, because the system
+//! drops their pages before it runs out of memory. Every part is an upper bound: by a formula if
+//! there is one, else the present size of the process plus an allowance for growth.
 
 use lowtide_allocator::{
     HISTORY_BYTES, LimitOrigin, MemoryLimit, ProcessMemory, available_bytes, process_memory,
@@ -16,41 +16,42 @@ use crate::command::rows::Row;
 use crate::human::{exact_bytes, format_bytes};
 use crate::timeline::EVENTS_MAX;
 
-/// Code and static data that are in memory: 14 to 16 MiB when the plan is made, 17 to 20 at the end
-/// of a run, of the binary's 40 (2026-11-24, x86-64). A bound with room makes the plan a function
-/// of the recipe, not of what happens to be in memory.
+/// Resident code and static data. Of the binary's 40 MiB, 14 to 16 MiB are resident when the plan
+/// is made, and 17 to 20 at the end of a run (2026-11-24, x86-64). The bound leaves room, so that
+/// the plan depends on the recipe and not on the pages that happen to be resident.
 const CODE_BYTES: usize = 22 << 20;
 
-/// The heap beside what the other parts name, such as the recipe, the model's structure and the
-/// text of the report: 2 to 4 MiB in runs of the recipes that ship (2026-11-24).
+/// The heap besides the other parts, such as the recipe, the model's structure and the text of the
+/// report: 2 to 4 MiB in runs of the shipped recipes (2026-11-24).
 const HEAP_BYTES: usize = 8 << 20;
 
-/// Growth of code and heap where they are larger when the plan is made.
+/// Allowance for growth of code and heap after the plan, if they are already larger than the
+/// constants.
 const GROWTH_BYTES: usize = 5 << 20;
 
-/// An event in the two recordings that the report has of a step while the second is made.
+/// Bytes of an event in two recordings of a step. The report holds one while the second is made.
 const RECORDED_BYTES: usize = 2 * 80;
 
-/// Histories at once in a rehearsal during a run: the device's, that of the simulated one, and the
-/// copy that is looked through. A recording is made of one copy.
+/// Number of histories that exist at once in a rehearsal during a run: the device's, the simulated
+/// device's, and a copy for reading. A recording is made from a single copy.
 const HISTORIES: usize = 3;
 
-/// Stack and heap of a thread that computes or loads, and the system's own records of it. A product
-/// of matrices packs 340 KB on the stack.
+/// Stack and heap of a computing or loading thread, and the system's records of it. A matrix
+/// product packs 340 KB on the stack.
 const THREAD_BYTES: usize = 1 << 20;
 
-/// Points of the report's curves for a step: eight series of 16 bytes, in vectors that double.
+/// Bytes of the report's curves for a step: eight series of 16 bytes, in vectors that double.
 const CURVES_BYTES_PER_STEP: usize = 256;
 
-/// A page of 4 KiB has an entry of 8 bytes wherever it is shown: one in its segment, and up to
-/// three in views of stitched blocks.
+/// Bytes that are mapped by a byte of page tables. A page of 4 KiB has an entry of 8 bytes for each
+/// mapping: one in its segment, and up to three in views of stitched blocks.
 const BYTES_PER_PAGE_TABLE_BYTE: usize = 128;
 
-/// Room for what is in no other part.
+/// Room for everything that the other parts do not count.
 const MARGIN_BYTES: usize = 4 << 20;
 
-/// Left of a control group for what the system keeps for a process and nothing above counts: files
-/// that are being written, folders, sockets.
+/// Part of a control group that is left for memory that the system keeps for a process and that
+/// nothing above counts: files being written, folders, sockets.
 const GROUP_RESERVE_BYTES: usize = 16 << 20;
 
 /// The limit on a process.
@@ -67,13 +68,13 @@ enum Origin {
 }
 
 impl ProcessBudget {
-    /// The limit of the command line.
+    /// The limit given on the command line.
     pub(super) fn given(bytes: usize) -> ProcessBudget {
         ProcessBudget { bytes, origin: Origin::Option }
     }
 
-    /// The limit by the control group of this process, where one limits its memory most: the bytes
-    /// that are left there now and those that the process has, less 16 MiB.
+    /// The limit of this process's control group, if it is the tightest one: the bytes still free
+    /// there, plus the bytes of the process, less 16 MiB.
     pub(super) fn of_control_group() -> Option<ProcessBudget> {
         let LimitOrigin::ControlGroup { .. } = MemoryLimit::of_this_process().origin else {
             return None;
@@ -92,26 +93,27 @@ impl ProcessBudget {
     }
 }
 
-/// The work of a command beside its device's memory.
+/// The work of a command besides the memory of its device.
 pub(super) struct Work<'a> {
     pub(super) device: &'a Device,
     pub(super) fit: &'a Fit<'a>,
-    /// Bytes that are copied from the device to be written, or read to be copied there, at once.
+    /// Largest number of bytes that are copied at once from the device to a file, or from a file to
+    /// the device.
     pub(super) copied_bytes: usize,
-    /// Steps that the report has curves of.
+    /// Number of steps in the curves of the report.
     pub(super) steps: u64,
-    /// Bytes of the host that blocks may be offloaded to.
+    /// Bytes of host memory to which blocks may be offloaded.
     pub(super) offload_bytes: usize,
 }
 
-/// The most that a process takes, in parts.
+/// The largest memory of a process, in parts.
 pub(super) struct Process {
     budget: ProcessBudget,
-    /// All but the training and its page tables.
+    /// All parts except the training and its page tables.
     beside: Vec<Part>,
-    /// The training's part of the process; `None` where a device has its own memory.
+    /// The training's part of the process; `None` if the device has its own memory.
     training_bytes: Option<usize>,
-    /// True if `training_bytes` is less than what `--budget` allows.
+    /// True if `training_bytes` is below the limit of `--budget`.
     is_binding: bool,
 }
 
@@ -122,18 +124,18 @@ struct Part {
 }
 
 impl Process {
-    /// Divides `budget`, now that the data is open and nothing is planned; the training also has
-    /// the limit `given_bytes`, if there is one.
+    /// Divides `budget` when the data is open and nothing is planned yet. The training is also
+    /// limited to `given_bytes`, if given.
     ///
     /// # Errors
-    /// `Setting` where the system does not say what a process takes; errors of the data.
+    /// `Setting` if the system does not report the memory of a process; errors of the data.
     pub(super) fn divide(
         budget: ProcessBudget,
         work: &Work<'_>,
         given_bytes: Option<usize>,
     ) -> Result<Process> {
         let before = measured()?;
-        // Workers then have the memory that they decode samples in.
+        // After this, workers have allocated the memory for decoding samples.
         drop(Examples::of(work.fit)?);
         let beside = work.parts(&before, &measured()?);
         let fixed_bytes = beside.iter().map(|part| part.bytes).fold(0, usize::saturating_add);
@@ -145,7 +147,7 @@ impl Process {
         Ok(Process { budget, beside, training_bytes, is_binding })
     }
 
-    /// The most that the training may take, where it is a part of the process.
+    /// The most memory for the training, if it is a part of the process.
     pub(super) fn training_bytes(&self) -> Option<usize> {
         self.training_bytes
     }
@@ -155,7 +157,7 @@ impl Process {
         self.budget.bytes
     }
 
-    /// The origin of the training's budget, in words, where the limit on the process decides it.
+    /// The origin of the training's budget in words, if the limit on the process decides it.
     pub(super) fn origin_of_training(&self) -> Option<String> {
         let name = self.budget.name();
         self.is_binding.then(|| format!("what {name} allows, less the rest of the process"))
@@ -167,15 +169,16 @@ impl Process {
         beside.chain([training_bytes, tables_of(training_bytes)]).fold(0, usize::saturating_add)
     }
 
-    /// The most that the process takes.
+    /// The most memory that the process takes.
     pub(super) fn total_bytes(&self) -> usize {
         self.bytes_with(self.training_bytes.unwrap_or(0))
     }
 
-    /// A plan, or why there is none: in bytes of the process where these decide.
+    /// Returns the plan, or the reason why there is none, in bytes of the process if its limit
+    /// decides.
     ///
     /// # Errors
-    /// The error of `planned`; `DoesNotFit` if what is beside a device's memory is too much.
+    /// The error of `planned`; `DoesNotFit` if the other parts leave too little room.
     pub(super) fn checked(&self, planned: Result<Plan>) -> Result<Plan> {
         match planned {
             Err(TrainError::DoesNotFit(error)) if self.is_binding => {
@@ -187,7 +190,7 @@ impl Process {
     }
 
     /// # Errors
-    /// `DoesNotFit` if what is beside the training is too much already.
+    /// `DoesNotFit` if the other parts already exceed the limit.
     pub(super) fn check_room(&self, knobs: Knobs) -> Result<()> {
         let (budget_bytes, needed_bytes) = (self.budget.bytes, self.total_bytes());
         if needed_bytes <= budget_bytes {
@@ -198,7 +201,7 @@ impl Process {
         Err(Box::new(error).into())
     }
 
-    /// An error of the training as an error of the process.
+    /// Converts an error of the training into an error of the process.
     fn of_process(&self, error: DoesNotFit) -> DoesNotFit {
         let remedies = error.remedies.into_iter().map(|remedy| match remedy {
             Remedy::Budget(bytes) => Remedy::ProcessBudget(self.bytes_with(bytes)),
@@ -221,14 +224,14 @@ impl Process {
         }
     }
 
-    /// One line: the most that the process takes, and its limit.
+    /// One line with the most memory of the process, and its limit.
     pub(super) fn headline(&self) -> String {
         let total = exact_bytes(self.total_bytes());
         let budget = format_bytes(self.budget.bytes as u64);
         format!("at most {total} of {budget}, by {}", self.budget.name())
     }
 
-    /// The limit, and the parts with a line each.
+    /// The rows of the limit, and of the parts with a line each.
     pub(super) fn rows(&self) -> [Row; 2] {
         let parts = self.parts().into_iter().map(|Part { name, bytes, what }| {
             format!("  {name:<14}{:<30}{what}", exact_bytes(bytes))
@@ -261,12 +264,12 @@ impl Process {
 }
 
 impl Work<'_> {
-    /// The parts of the process beside the training, by what the process takes `before` the first
-    /// batch of each set has been read and `now`.
+    /// The parts of the process besides the training. `before` is the memory before the first batch
+    /// of each set was read, `now` is the memory afterwards.
     fn parts(&self, before: &ProcessMemory, now: &ProcessMemory) -> Vec<Part> {
         let &Work { device, fit, copied_bytes, steps, offload_bytes } = self;
         let data_bytes = fit.data_bytes();
-        // Data may be in the heap already; the rest of the heap is the program's.
+        // Data may already be in the heap; the rest of the heap belongs to the program.
         let heap_bytes = now.anonymous_bytes.saturating_sub(data_bytes) + GROWTH_BYTES;
         let code_bytes = now.code_bytes + GROWTH_BYTES;
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
@@ -275,8 +278,8 @@ impl Work<'_> {
             .saturating_add(steps.saturating_mul(CURVES_BYTES_PER_STEP));
         let workers = fit.worker_count();
         let threads = device.threads() + workers;
-        // The heap has those of the first batch; later ones may be as much larger. Less than a
-        // thread has in any case is no decoding.
+        // The heap already has the decoding buffers of the first batch, and later samples may need
+        // the same again. A growth below the normal size of threads is not decoding.
         let decoded_bytes = now.anonymous_bytes.saturating_sub(before.anonymous_bytes);
         let is_decoded = decoded_bytes > workers.max(1) * THREAD_BYTES;
         let part = |name, bytes, what| Part { name, bytes, what };
@@ -296,7 +299,7 @@ impl Work<'_> {
     }
 }
 
-/// The memory that this process takes now.
+/// The present memory of this process.
 fn measured() -> Result<ProcessMemory> {
     process_memory().ok_or_else(|| TrainError::Setting {
         place: "--process-budget".to_owned(),
@@ -309,7 +312,7 @@ fn tables_of(bytes: usize) -> usize {
     bytes.div_ceil(BYTES_PER_PAGE_TABLE_BYTE)
 }
 
-/// The most bytes that fit into `room_bytes` with their page tables.
+/// The largest number of bytes that fits into `room_bytes` together with its page tables.
 fn most_beside_tables(room_bytes: usize) -> usize {
     let tables_bytes = room_bytes.div_ceil(BYTES_PER_PAGE_TABLE_BYTE + 1);
     room_bytes - tables_bytes

@@ -19,15 +19,15 @@ use crate::command::DeviceArgs;
 #[cfg(feature = "cuda")]
 use crate::command::capacity::Capacity;
 
-/// How long ranks wait for each other, beside the time for memory to come back: one of them may
-/// evaluate or write a checkpoint that the others do not.
+/// Time that ranks wait for each other, besides the wait for memory. One rank may evaluate, or
+/// write a checkpoint, while the others wait.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Does `first` on the first of `count` ranks and `other` on each other one, on a thread each.
-/// Returns what `first` does.
+/// Runs `first` on the first of `count` ranks and `other` on each other rank, with one thread per
+/// rank. Returns the result of `first`.
 ///
 /// # Errors
-/// Errors of `first`, or of the rank that it heard of.
+/// Errors of `first`, or the error of the rank that made it fail.
 pub(super) fn on_threads<R>(
     count: usize,
     wait: Option<Duration>,
@@ -43,7 +43,7 @@ pub(super) fn on_threads<R>(
         let others: Vec<_> =
             others.map(|other| other.unwrap_or_else(|panic| resume_unwind(panic))).collect();
         match outcome {
-            // Another rank's own error says more than what this one heard of it.
+            // The error of the rank that failed first is more useful than this rank's report of it.
             Err(TrainError::Ranks(heard)) => {
                 let is_heard = |error: &TrainError| matches!(error, TrainError::Ranks(_));
                 let mut errors = others.into_iter().filter_map(Result::err);
@@ -54,8 +54,8 @@ pub(super) fn on_threads<R>(
     })
 }
 
-/// Ranks that send tensors by NCCL from one device to another, where all are on NVIDIA devices and
-/// have NCCL. Else tensors go through the host, and standard error says why.
+/// Ranks that send tensors from device to device by NCCL, if all are on NVIDIA devices and have
+/// NCCL. Otherwise tensors go through the host, and a note on standard error gives the reason.
 ///
 /// # Errors
 /// `Ranks`.
@@ -72,7 +72,7 @@ pub(super) fn by_nccl(
     let is_first = ranks.rank().index == 0;
     match nccl(Arc::clone(&ranks), device, TIMEOUT + wait.unwrap_or_default()) {
         Ok(rank) => {
-            // The budget was found before NCCL took its memory of the device.
+            // The budget was found before NCCL allocated device memory.
             Capacity::leave(device, arguments, rank.outside_bytes());
             Ok(Arc::new(rank))
         }
@@ -87,13 +87,13 @@ pub(super) fn by_nccl(
     }
 }
 
-/// The rank of this process, where MPI has started several.
+/// The rank of this process, if MPI has started several.
 ///
 /// # Errors
-/// `Ranks` if these do not come together.
+/// `Ranks` if the ranks cannot connect.
 #[cfg(feature = "mpi")]
 pub(super) fn of_process(wait: Option<Duration>) -> Result<Option<Arc<dyn Collectives>>> {
-    // Variables that MPICH, Open MPI and Slurm's PMI set for a process that they start.
+    // Variables that MPICH, Open MPI and Slurm's PMI set in a process that they start.
     let is_started = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
         .iter()
         .any(|name| std::env::var_os(name).is_some());

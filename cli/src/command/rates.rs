@@ -1,4 +1,4 @@
-//! The rates of this machine, kept in a file from one command to the next.
+//! The rates of this machine, kept in a file for later commands.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{date, processor};
 
-/// The variable that names the file; empty for none, so that times are nominal.
+/// The variable that names the file. If it is empty, no file is used and times are nominal.
 const VARIABLE: &str = "LOWTIDE_RATES";
 
 /// The machine that was measured.
@@ -23,21 +23,21 @@ pub(super) struct Machine {
     pub(super) processor: String,
     pub(super) threads: usize,
     pub(super) instruction_set: String,
-    /// The version of lowtide, whose kernels were measured.
+    /// The version of lowtide whose kernels were measured.
     lowtide: String,
 }
 
-/// Measured rates, as they are in the file.
+/// Measured rates, in the form of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Calibration {
     #[serde(flatten)]
     pub(super) machine: Machine,
-    /// The day, in UTC.
+    /// The date of the measurement, in UTC.
     pub(super) measured_on: String,
     classes: BTreeMap<String, ClassRate>,
 }
 
-/// A [`Rate`].
+/// A [`Rate`] in the form of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct ClassRate {
     flops_per_second: f64,
@@ -46,7 +46,7 @@ struct ClassRate {
 }
 
 impl Machine {
-    /// This machine, with a number of threads.
+    /// This machine with a number of threads.
     pub(super) fn this(threads: usize) -> Machine {
         Machine {
             processor: processor().unwrap_or_else(|| env::consts::ARCH.to_owned()),
@@ -56,8 +56,8 @@ impl Machine {
         }
     }
 
-    /// The file of its rates: the file that [`VARIABLE`] names, else one in `lowtide` of the
-    /// user's cache: `XDG_CACHE_HOME`, else `.cache` in `HOME`.
+    /// The path of the machine's rates: the file that [`VARIABLE`] names, else a file in the folder
+    /// `lowtide` of the user's cache, which is `XDG_CACHE_HOME`, else `.cache` in `HOME`.
     pub(super) fn file(&self) -> Option<PathBuf> {
         self.file_of([VARIABLE, "XDG_CACHE_HOME", "HOME"].map(env::var_os))
     }
@@ -68,7 +68,7 @@ impl Machine {
         }
         let [cache, home] = [cache, home].map(|value| value.map(PathBuf::from));
         let home = home.map(|home| home.join(".cache"));
-        // The specification of these folders asks to ignore paths that are not absolute.
+        // The XDG specification asks to ignore relative paths.
         let cache = [cache, home].into_iter().flatten().find(|path| path.is_absolute())?;
         let words = format!("{} {} threads {}", self.processor, self.threads, self.instruction_set);
         let words = words.to_lowercase();
@@ -81,7 +81,7 @@ impl Machine {
 }
 
 impl Calibration {
-    /// Rates that were measured just now.
+    /// Rates that were just measured.
     pub(super) fn new(machine: Machine, rates: &Rates) -> Calibration {
         let class = |class: OpClass| {
             let Rate { flops_per_second, bytes_per_second, launch_seconds } = rates.of(class);
@@ -97,8 +97,8 @@ impl Calibration {
         }
     }
 
-    /// The calibration of this machine with a number of threads, if there is one. Standard error
-    /// says why a file is not used, once for each call.
+    /// The calibration of this machine with a number of threads, if there is one. If a file is not
+    /// used, each call prints the reason on standard error.
     pub(super) fn of_this_machine(threads: usize) -> Option<Calibration> {
         let machine = Machine::this(threads);
         let file = machine.file()?;
@@ -140,7 +140,7 @@ impl Calibration {
         }
     }
 
-    /// Writes the file, beside its place first.
+    /// Writes the file under a temporary name first.
     ///
     /// # Errors
     /// `File`.
@@ -155,7 +155,7 @@ impl Calibration {
         new.publish()
     }
 
-    /// The rates, if each class has some that are possible.
+    /// The rates, if every class has valid ones.
     pub(super) fn rates(&self) -> Option<Rates> {
         let is_possible = |value: f64| value.is_finite() && value > 0.0;
         let mut rates = Rates::nominal(1.0, 1.0);
@@ -173,7 +173,7 @@ impl Calibration {
     }
 }
 
-/// Seconds of a step, where rates were measured. Nominal rates only put plans in order.
+/// Seconds of a step if rates were measured. Nominal rates only serve to order plans.
 pub(super) fn measured_seconds(
     calibration: Option<&Calibration>,
     forecast: &Forecast,
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Rates that differ in every place.
+    /// Rates whose numbers are all different.
     fn rates() -> Rates {
         let mut rates = Rates::nominal(1.0, 1.0);
         for (index, class) in OpClass::ALL.into_iter().enumerate() {
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(file([Some(""), Some("/cache"), Some("/own")]), None);
         let in_cache = file([None, Some("/cache"), Some("/own")]);
         assert_eq!(in_cache, Some(Path::new("/cache").join(name)));
-        // A cache that is not an absolute path does not count.
+        // A cache path that is not absolute is ignored.
         let in_home = file([None, Some("here"), Some("/own")]);
         assert_eq!(in_home, Some(Path::new("/own/.cache").join(name)));
         assert_eq!(file([None, None, None]), None);

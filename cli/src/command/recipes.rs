@@ -36,8 +36,8 @@ pub(super) struct CheckArgs {
     recipe: RecipeArgs,
 }
 
-/// Opens the data, and makes the model on a simulated device: what a training would refuse before
-/// its first step is refused here.
+/// Opens the data, and builds the model on a simulated device. Everything that a training would
+/// refuse before its first step is refused here.
 pub(super) fn check(arguments: &CheckArgs) -> Result<()> {
     let recipe = arguments.recipe.load()?;
     let RecipeData { samples, train, test } = recipe.open()?;
@@ -61,7 +61,8 @@ pub(super) fn check(arguments: &CheckArgs) -> Result<()> {
 
 #[derive(Args)]
 pub(super) struct HelpArgs {
-    /// A command, `recipe` for every key of a recipe, or `metrics` for those of `metrics.jsonl`.
+    /// The topic: the name of a command, `recipe` (all keys of a recipe), or `metrics` (all keys of
+    /// `metrics.jsonl`).
     topic: Option<String>,
 }
 
@@ -73,7 +74,7 @@ pub(super) fn explain(arguments: &HelpArgs) -> Result<()> {
         Some(topic) => topic,
         None => return say(cli.render_help().to_string().trim_end()),
     };
-    // Built, so that its usage names the program.
+    // `build` puts the program's name into the usage text.
     cli.build();
     let command = cli.find_subcommand_mut(topic).ok_or_else(|| TrainError::Setting {
         place: topic.to_owned(),

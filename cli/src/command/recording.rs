@@ -1,4 +1,4 @@
-//! Files of recorded allocations: reading any kind, writing any kind.
+//! Files of recorded allocations: reading and writing all formats.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -11,15 +11,15 @@ use lowtide_trace::{
 };
 use lowtide_trainer::{NewFile, Result, TrainError};
 
-/// What was read.
+/// A recording that was read from a file.
 pub(super) struct Recorded {
     pub(super) device: usize,
     pub(super) recording: Recording,
-    /// The snapshot that it was, if PyTorch recorded it.
+    /// The snapshot, if PyTorch recorded it.
     pub(super) snapshot: Option<Snapshot>,
 }
 
-/// Arguments of every command that reads a recording.
+/// The input formats that every command with a recording names in errors.
 const EXPECTED: &str = "expected a memory snapshot of PyTorch (.pickle, .pickle.xz) or a trace of \
                         lowtide in JSON lines (.jsonl)";
 /// The first line of a trace of lowtide.
@@ -59,7 +59,7 @@ pub(super) fn read(path: &Path, device: Option<usize>) -> Result<Recorded> {
     }
 }
 
-/// Whether the file may well be a snapshot, one that is damaged or too large.
+/// True if the file is probably a snapshot, possibly damaged or too large.
 fn is_snapshot(error: &TraceError) -> bool {
     match &error.problem {
         TraceProblem::Pickle(problem) => {
@@ -75,7 +75,7 @@ fn unreadable(path: &Path, error: &TraceError, is_trace: bool) -> TrainError {
     unusable(path, problem)
 }
 
-/// The name of a file to write a recording to, and the format that its suffix says.
+/// The name of a file for a recording, and the format given by its suffix.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     path: PathBuf,
@@ -88,12 +88,12 @@ enum Format {
     Html,
     /// A memory snapshot for PyTorch's tools.
     Pickle,
-    /// Lines of JSON, the only format that loses nothing.
+    /// Lines of JSON, the only lossless format.
     JsonLines,
 }
 
 impl Target {
-    /// Reads an argument; to be used as `value_parser = Target::parser()`.
+    /// A parser of arguments, for `value_parser = Target::parser()`.
     pub(super) fn parser() -> impl TypedValueParser<Value = Target> {
         PathBufValueParser::new().try_map(|path| {
             let format = match path.extension().and_then(|suffix| suffix.to_str()) {
@@ -111,16 +111,16 @@ impl Target {
     }
 }
 
-/// A file that a recording will be written to. It is opened before the work that is recorded, so
-/// that a name that cannot be written to is known before hours are spent.
+/// A file for a recording, opened before the work that is recorded, so that an unusable name is
+/// reported before hours of work.
 pub(super) struct Output {
     file: NewFile,
     format: Format,
 }
 
 impl Output {
-    /// Makes a temporary file beside `target`, which itself is untouched until
-    /// [`Output::write`]. Dropped before that, nothing is left.
+    /// Makes a temporary file beside `target`. `target` itself is untouched until
+    /// [`Output::write`]. If dropped before, the output leaves nothing.
     ///
     /// # Errors
     /// `File`.
@@ -128,10 +128,10 @@ impl Output {
         Ok(Output { file: NewFile::create(&target.path)?, format: target.format })
     }
 
-    /// Writes `recording` and puts the file in its place.
+    /// Writes `recording` and moves the file to its path.
     ///
     /// # Errors
-    /// `File`; `Setting` if the recording cannot be told in this format.
+    /// `File`; `Setting` if this format cannot hold the recording.
     pub(super) fn write(mut self, recording: &Recording) -> Result<()> {
         let path = self.file.path().to_owned();
         let mut file = BufWriter::new(self.file.file());

@@ -1,4 +1,4 @@
-//! Trainings of one of several ranks, on a simulated device.
+//! Trainings of one rank among several, on a simulated device.
 
 use lowtide_tensor::Device;
 use lowtide_trainer::{
@@ -31,7 +31,7 @@ pub(super) fn fastest_division(
     Ok(place.share_batches(recipe, budget_bytes)?.fastest())
 }
 
-/// The device and the data that a training is rehearsed with.
+/// The device and the data of rehearsals.
 #[derive(Clone, Copy)]
 pub(super) struct Rehearsing<'a> {
     pub(super) planning: &'a PlanningArgs,
@@ -42,10 +42,10 @@ pub(super) struct Rehearsing<'a> {
 }
 
 impl Rehearsing<'_> {
-    /// The training of one of the ranks.
+    /// The training of a rank.
     ///
     /// # Errors
-    /// Anything that keeps it from being built.
+    /// Anything that keeps the training from being built.
     pub(super) fn trainer(
         &self,
         recipe: &Recipe,
@@ -70,10 +70,10 @@ impl Rehearsing<'_> {
         Ok(self.planning.rank_count() > 1 && trainer.optimizer().can_update_parts())
     }
 
-    /// The plans within a budget in which ranks share batches.
+    /// The plans within a budget for each parallelism that shares batches.
     ///
     /// # Errors
-    /// Errors of a plan but `DoesNotFit`.
+    /// Errors of a plan except `DoesNotFit`.
     pub(super) fn share_batches(
         &self,
         recipe: &Recipe,
@@ -83,8 +83,8 @@ impl Rehearsing<'_> {
         ParallelismTable::of(capacity, self.fit, |zero| self.trainer(recipe, zero, 0))
     }
 
-    /// The plan of ranks that share a model instead of batches, and the most bytes that one of them
-    /// sends in a step; `None` for a model that cannot be shared so.
+    /// The plan of ranks that share a model instead of batches, and the most bytes that a rank
+    /// sends in a step; `None` for a model that cannot be shared in this way.
     ///
     /// # Errors
     /// `DoesNotFit`; anything that keeps the recipe from being built.
@@ -125,7 +125,8 @@ impl Rehearsing<'_> {
         Ok(Some((plan, sent_bytes)))
     }
 
-    /// The stages of a pipeline, each within a capacity, and the index of the one that needs most.
+    /// The stages of a pipeline, each within a capacity, and the index of the stage that needs
+    /// most.
     ///
     /// # Errors
     /// Errors of a plan; anything that keeps the recipe from being built.

@@ -20,7 +20,7 @@ use crate::human::format_bytes;
 pub(super) struct ReplayArgs {
     /// A memory snapshot of PyTorch (.pickle, .pickle.xz), or a trace of lowtide.
     file: PathBuf,
-    /// The rules by which blocks are placed; both side by side if absent.
+    /// The policy that places blocks; both policies side by side if absent.
     #[arg(long, value_enum)]
     policy: Option<PolicyKind>,
     /// Memory of the device, such as 16GiB; unlimited if absent.
@@ -30,22 +30,22 @@ pub(super) struct ReplayArgs {
     /// Also finds the smallest capacity that serves every request, by bisection.
     #[arg(long)]
     least: bool,
-    /// As in PYTORCH_CUDA_ALLOC_CONF; the settings of the snapshot if absent.
+    /// Settings in the form of PYTORCH_CUDA_ALLOC_CONF; the settings of the snapshot if absent.
     #[arg(long, value_name = "SETTINGS")]
     torch_conf: Option<String>,
-    /// The device to replay; the one with the longest trace if absent.
+    /// The device to replay; the device with the longest trace if absent.
     #[arg(long, allow_negative_numbers = true)]
     device: Option<usize>,
-    /// Print one JSON object.
+    /// Prints one JSON object.
     #[arg(long)]
     pub(super) json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PolicyKind {
-    /// The one of this crate: whole free pages serve any large request.
+    /// The policy of this workspace: whole free pages serve any large request.
     Pages,
-    /// PyTorch's own.
+    /// The policy of PyTorch.
     Torch,
 }
 
@@ -58,18 +58,18 @@ impl PolicyKind {
     }
 }
 
-/// The outcome of a recording by a policy.
+/// The outcome of replaying a recording with a policy.
 struct Outcome {
     kind: PolicyKind,
     report: RerunReport,
     least_bytes: Option<u64>,
     /// The comparison with a snapshot of PyTorch, event by event.
     exact: Option<ReplayReport>,
-    /// Why there is none, where one was to be expected.
+    /// The reason why an expected comparison is missing.
     no_comparison: Option<String>,
 }
 
-/// Serves the recording and prints how it went; whether every request was served.
+/// Replays the recording and prints the outcome. Returns true if every request was served.
 pub(super) fn run(arguments: &ReplayArgs) -> Result<bool> {
     let recorded = recording::read(&arguments.file, arguments.device)?;
     let kinds = match arguments.policy {
@@ -100,7 +100,7 @@ fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Resul
     let compared = recorded.snapshot.as_ref().filter(|_| kind == PolicyKind::Torch && is_own);
     let compared = compared
         .map(|snapshot| Replay::new(snapshot, recorded.device).and_then(|mut replay| replay.run()));
-    // A snapshot need not be PyTorch's: what other rules placed is served all the same.
+    // If another allocator than PyTorch's made the snapshot, it is replayed without a comparison.
     let (exact, no_comparison) = match compared {
         Some(Ok(exact)) => (Some(exact), None),
         Some(Err(error)) => (None, Some(error.to_string())),
@@ -123,13 +123,13 @@ fn serve(arguments: &ReplayArgs, recorded: &Recorded, kind: PolicyKind) -> Resul
     Ok(Outcome { kind, report, least_bytes, exact, no_comparison })
 }
 
-/// Without a limit: what the recorded device held decides nothing here.
+/// The settings for PyTorch's policy, without the memory limit of the recorded device.
 fn torch_settings(arguments: &ReplayArgs, recorded: &Recorded) -> Result<TorchSettings> {
     let settings = match (&arguments.torch_conf, &recorded.snapshot) {
         (Some(text), _) => parse_settings(text)
             .map_err(|error| unusable(Path::new("--torch-conf"), error.to_string()))?,
         (None, Some(snapshot)) => {
-            // Old snapshots do not tell the setting, but their events do.
+            // Old snapshots do not contain the setting, but their events show it.
             let mut events = snapshot.device_traces[recorded.device].iter();
             let maps = events.any(|event| event.action == Action::SegmentMap);
             let settings = snapshot.settings.clone();
@@ -169,7 +169,8 @@ fn in_json(recorded: &Recorded, arguments: &ReplayArgs, outcome: &Outcome) -> Va
         })),
     });
     if let (Some(exact), Value::Object(json)) = (&outcome.exact, &mut json) {
-        // Compared with the snapshot event by event, from its own start and settings.
+        // The comparison with the snapshot, event by event, from the snapshot's own start and
+        // settings.
         for (name, value) in [
             ("addresses_total", json!(exact.addresses_total)),
             ("addresses_equal", json!(exact.addresses_equal)),
@@ -189,7 +190,7 @@ fn in_json(recorded: &Recorded, arguments: &ReplayArgs, outcome: &Outcome) -> Va
     json
 }
 
-/// A row for each thing that is compared, a column for each policy.
+/// Prints a row for each compared quantity, and a column for each policy.
 fn in_words(recorded: &Recorded, arguments: &ReplayArgs, outcomes: &[Outcome]) -> Result<()> {
     let of = |equal: u64, total: u64| format!("{equal} of {total}");
     let yes = |is: bool| if is { "as recorded" } else { "not as recorded" }.to_owned();

@@ -1,4 +1,4 @@
-//! Rows of what a command says: lines for people, and fields of a JSON object for programs.
+//! Rows of a command's output: text lines for people, and fields of a JSON object for programs.
 
 use lowtide_trainer::Result;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::command::say;
 
-/// A row of a command's output. Its lines or its fields may be absent.
+/// A row of a command's output: lines, or fields, or both.
 pub(super) struct Row {
     /// The name before the first line; `None` for lines without one.
     label: Option<&'static str>,
@@ -15,17 +15,17 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Lines below each other, the first one after a label.
+    /// A row of lines below each other; the first one follows the label.
     pub(super) fn new(label: &'static str, lines: impl IntoIterator<Item = String>) -> Row {
         Row { label: Some(label), ..Row::block(lines) }
     }
 
-    /// Lines that begin in the first column.
+    /// A row of lines without a label.
     pub(super) fn block(lines: impl IntoIterator<Item = String>) -> Row {
         Row { label: None, lines: lines.into_iter().collect(), fields: Map::new() }
     }
 
-    /// A row for programs alone.
+    /// A row without lines, for programs alone.
     pub(super) fn unseen() -> Row {
         Row::block([])
     }
@@ -36,7 +36,7 @@ impl Row {
         self
     }
 
-    /// Adds all fields of a value that is an object in JSON.
+    /// Adds all fields of a value that serialises to a JSON object.
     pub(super) fn with_all(mut self, object: impl Serialize) -> Row {
         if let Value::Object(fields) = json_of(object) {
             self.fields.extend(fields);
@@ -49,7 +49,7 @@ fn json_of(value: impl Serialize) -> Value {
     serde_json::to_value(value).expect("plain values by names")
 }
 
-/// Prints the lines of rows, with labels in columns of `width`.
+/// Prints the lines of all rows, with labels in a column of `width`.
 ///
 /// # Errors
 /// `File` if nothing can be written.

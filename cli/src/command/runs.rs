@@ -17,7 +17,7 @@ use crate::run_dir::RunDir;
 
 #[derive(Args)]
 pub(super) struct RunsArgs {
-    /// The folder of the runs' folders.
+    /// The folder that contains the folders of the runs.
     #[arg(default_value = "runs")]
     folder: PathBuf,
     /// Prints one JSON object for each run instead of a table.
@@ -30,7 +30,7 @@ pub(super) struct CompareArgs {
     /// The folders of the runs.
     #[arg(required = true, num_args = 2.., value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Writes a page with the curves of all runs over each other to FILE, instead of a table.
+    /// Writes a page with the curves of all runs to FILE, instead of printing a table.
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     page: Option<PathBuf>,
     /// Prints one JSON object instead of a table.
@@ -38,18 +38,18 @@ pub(super) struct CompareArgs {
     pub(super) json: bool,
 }
 
-/// What is known of a run.
+/// The known facts of a run.
 struct Known {
     path: PathBuf,
     recipe: Option<Recipe>,
     /// The summary of a run that has ended.
     summary: Option<Value>,
-    /// Steps of the last checkpoint of a run that was cut off.
+    /// Number of steps in the last checkpoint of a run that was cut off.
     cut_off_after: Option<u64>,
 }
 
 impl Known {
-    /// `None` where there is no run.
+    /// Reads a run; `None` if there is none at the path.
     fn read(path: &Path) -> Option<Known> {
         let run_dir = RunDir::open(path).ok()?;
         let text = fs::read(run_dir.summary()).ok();
@@ -96,7 +96,7 @@ pub(super) fn list(arguments: &RunsArgs) -> Result<()> {
     let entries =
         fs::read_dir(folder).map_err(|source| TrainError::File { path: folder.clone(), source })?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    // `digits-9` before `digits-10`.
+    // Sorted by number, so that `digits-9` comes before `digits-10`.
     paths.sort_by_key(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
@@ -127,7 +127,7 @@ pub(super) fn list(arguments: &RunsArgs) -> Result<()> {
     say_table(&rows)
 }
 
-/// Rows with each column as wide as its widest cell.
+/// Prints rows with each column as wide as its widest cell.
 fn say_table(rows: &[Vec<String>]) -> Result<()> {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
@@ -142,7 +142,7 @@ fn say_table(rows: &[Vec<String>]) -> Result<()> {
 pub(super) fn compare(arguments: &CompareArgs) -> Result<()> {
     let read = |path: &PathBuf| {
         let run = report::Run::read(path)?;
-        // As it was called: two folders may have the same name.
+        // The path as given, because two folders may have the same name.
         let title = path.display().to_string();
         Ok(report::Run { about: About { title, ..run.about }, ..run })
     };
@@ -168,7 +168,7 @@ pub(super) fn compare(arguments: &CompareArgs) -> Result<()> {
     say_table(&rows)
 }
 
-/// The last value of every metric, and of what else the run says of itself in a number.
+/// The last value of every metric, and all other numbers of the run's summary.
 fn last_values(run: &report::Run) -> Map<String, Value> {
     let series = run.curves.series().iter();
     let last = series.filter_map(|series| Some((series.name.clone(), json!(series.last()?.1))));

@@ -1,5 +1,5 @@
-//! Files of a run at its end, on a disk that may be full: metrics and report are lost first, the
-//! model last.
+//! Files at the end of a run, on a disk that may be full. Metrics and report are given up first,
+//! the model last.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -10,20 +10,20 @@ use crate::command::staging::Staging;
 use crate::recipe::{Recipe, RecipeTrainer};
 use crate::run_dir::RunDir;
 
-/// More than a summary takes, and folders that grow by a name.
+/// Bytes larger than a summary, and than the growth of folders by a name.
 const SUMMARY_BYTES: usize = 16 << 10;
 
-/// The files of a run that it is not done without, and room for them.
+/// The files that every run writes at its end, and the room set aside for them.
 pub(super) struct LastFiles<'a> {
     files: &'a RunDir,
     reserve: Option<Reserve>,
 }
 
 impl<'a> LastFiles<'a> {
-    /// Sets room aside for them.
+    /// Sets room aside for the files.
     ///
     /// # Errors
-    /// `File` when there is none.
+    /// `File` if there is no room.
     pub(super) fn new(files: &'a RunDir, trainer: &mut RecipeTrainer) -> Result<Self> {
         let model_bytes = TrainedState::of(trainer.task_mut()).bytes().iter().sum();
         let path = files.path().join(".reserve");
@@ -31,10 +31,10 @@ impl<'a> LastFiles<'a> {
         Ok(LastFiles { files, reserve: Some(reserve) })
     }
 
-    /// Saves the model, in place of the metrics if need be.
+    /// Saves the model. If there is no room, deletes the metrics first.
     ///
     /// # Errors
-    /// `File` if there is no room even then; what the device says of a copy.
+    /// `File` if there is still no room; errors of the device.
     pub(super) fn save_model(&mut self, trainer: &mut RecipeTrainer) -> Result<()> {
         let files = self.files;
         let mut save = || trainer.save_model(&files.model());
@@ -49,10 +49,10 @@ impl<'a> LastFiles<'a> {
         }
     }
 
-    /// Writes a page that says why there is no report, if there is none.
+    /// Writes a page with the reason why there is no report, if the report is missing.
     ///
     /// # Errors
-    /// `File` if not even that can be written.
+    /// `File` if there is no room even for this page.
     pub(super) fn have_report(&mut self) -> Result<()> {
         let path = self.files.report();
         if path.exists() {
@@ -61,16 +61,16 @@ impl<'a> LastFiles<'a> {
         self.write(|| NewFile::write(&path, "<!doctype html>There was no room for the report.\n"))
     }
 
-    /// Does what writes a small file.
+    /// Calls `write`, which writes a small file.
     ///
     /// # Errors
-    /// The errors of `write`.
+    /// Errors of `write`.
     pub(super) fn write(&mut self, write: impl FnMut() -> Result<()>) -> Result<()> {
         Reserve::spend(&mut self.reserve, write)
     }
 }
 
-/// Goes on without what there is no room for.
+/// Ignores an error for lack of room, and prints a note.
 ///
 /// # Errors
 /// Any other error.
@@ -88,15 +88,15 @@ fn note(what: &str, error: &TrainError) {
     drop(writeln!(io::stderr(), "note: {what}: {}", error.one_line()));
 }
 
-/// Saves what the committed steps of a failed run have learned, if it is whole. The run's error is
-/// the one to report, so one in here only means that nothing is kept.
+/// Saves the model after the committed steps of a failed run, if it is whole. Errors are dropped,
+/// because the run's own error is the one to report.
 pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Staging) {
     let (steps, files) = (trainer.steps(), staging.partial());
-    // Other ranks have the rest of divided parameters, and have ended.
+    // Other ranks have the rest of the divided parameters, and have ended.
     if trainer.check_alone().is_err() {
         return;
     }
-    // A run that is published needs no rescue, even if some of its files are still to be moved.
+    // A published run needs no rescue, even if some of its files are not moved yet.
     if steps == 0 || trainer.is_torn() || !files.path().is_dir() {
         return;
     }
@@ -105,7 +105,7 @@ pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Stag
         NewFile::write(&files.recipe(), &recipe.to_toml())
     };
     if save().is_err() {
-        // On a full disk the model needs the room of everything else but the checkpoints.
+        // On a full disk the model needs the room of all other files except checkpoints.
         for path in [files.metrics(), partial_of(&files.metrics()), files.report()] {
             drop(fs::remove_file(path));
         }

@@ -18,15 +18,15 @@ use crate::run_dir::RunDir;
 
 #[derive(Args, Clone)]
 pub(super) struct ShrinkArgs {
-    /// The folder of the run whose model is made smaller; it stays as it is.
+    /// The folder of the run whose model is made smaller; the run does not change.
     model: PathBuf,
-    /// The share of channels, hidden features and attention heads that is taken out.
+    /// The share of channels, hidden features and attention heads to remove.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     channels: f64,
-    /// The share of the whole model in what the smaller one learns of; 0 for none.
+    /// The weight of the whole model's outputs in the smaller model's loss; 0 for none.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     teacher: f64,
-    /// The bits that the smaller model's weights are put in at the end.
+    /// The type to which the smaller model's weights are quantised at the end.
     #[arg(long, value_enum, default_value = "int8")]
     bits: FewBits,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(super) struct ShrinkArgs {
     pub(super) run: RunArgs,
 }
 
-/// A model of the table.
+/// A row of the table, for one model.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     model: String,
@@ -46,7 +46,7 @@ struct Row {
     values: Map<String, Value>,
     /// Bytes of parameters and buffers.
     model_bytes: usize,
-    /// Seconds of a batch of the test data, the faster of two rounds.
+    /// Seconds per batch of the test data, the faster of two rounds.
     batch_seconds: f64,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];
 
     if activations == Activations::Int8 {
-        // A missing product is found out before the training, not after.
+        // A missing integer product is found before the training, not after it.
         Evaluated::open(&run_dir, &run.device, Some(*bits), activations)?;
     }
     let mut ended = Ended::of(recipe, None, run)?;
@@ -100,8 +100,8 @@ pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     lines.iter().try_for_each(|line| say(line))
 }
 
-/// The recipe of the smaller model: it begins with what is left of the whole one, and learns of it.
-/// Its shares are of the model that the recipe describes, of which some may be gone already.
+/// The recipe of the smaller model, which begins with the remaining channels of the whole model and
+/// learns from it. Shares refer to the model in the recipe, which may have lost channels already.
 fn smaller(recipe: Recipe, arguments: &ShrinkArgs) -> Recipe {
     let &ShrinkArgs { ref model, channels, teacher, .. } = arguments;
     let mut prune =
@@ -123,8 +123,8 @@ fn name_of_bits(bits: FewBits) -> String {
 }
 
 impl Row {
-    /// The model of a run on its test data, perhaps with its weights in few bits, which are then
-    /// kept beside the others: once, whatever they are multiplied by.
+    /// Evaluates the model of a run on its test data. With `bits`, the weights are quantised, and
+    /// saved beside the other files unless activations are quantised too.
     fn of(
         name: String,
         run_dir: &RunDir,
@@ -152,7 +152,7 @@ impl Row {
         Ok(Row { model: name, values, model_bytes, batch_seconds })
     }
 
-    /// The row in words, for a report.
+    /// The row as text, for a report.
     fn told(&self) -> String {
         let Row { values, model_bytes, batch_seconds, .. } = self;
         let values = values.iter().map(|(name, value)| format!("{name} {:.4}", number(value)));
@@ -170,7 +170,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
 }
 
-/// The rows below each other, the first one's names as the head.
+/// The table as text; its head has the names of the first row.
 fn table(rows: &[Row]) -> Vec<String> {
     let names: Vec<&String> = rows[0].values.keys().collect();
     let width = rows.iter().map(|row| row.model.chars().count()).max().unwrap_or(0);

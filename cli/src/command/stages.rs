@@ -12,11 +12,11 @@ use crate::json::with_knobs;
 /// The plan of a stage, its blocks, and the bytes that it sends in a step.
 pub(super) type Planned = (Plan, Range<usize>, usize);
 
-/// The plan of each stage; none where there is no pipeline.
+/// The plan of each stage; empty without a pipeline.
 #[derive(Default)]
 pub(super) struct Stages {
     stages: Vec<Stage>,
-    /// Seconds of a step without sending and without the update.
+    /// Simulated seconds of a step without sending and without the update.
     seconds: f64,
 }
 
@@ -24,16 +24,16 @@ pub(super) struct Stages {
 struct Stage {
     blocks: Range<usize>,
     plan: Plan,
-    /// The share of a step in which it waits for others to compute.
+    /// The share of a step in which the stage waits for others.
     idle: f64,
-    /// Bytes that it sends in a step.
+    /// Bytes that the stage sends in a step.
     sent_bytes: usize,
 }
 
 impl Stages {
-    /// The plans of all stages, in the largest micro-batches that all of them take, and the index
-    /// of the stage that needs most. `plan` makes the plan of a stage by its index, and by the most
-    /// samples of a micro-batch.
+    /// Plans all stages with the largest micro-batch that every stage can take. Also returns the
+    /// index of the stage that needs most. `plan` makes the plan of a stage from its index and the
+    /// largest micro-batch.
     ///
     /// # Errors
     /// Errors of `plan`.
@@ -68,18 +68,18 @@ impl Stages {
         Ok((Stages { stages, seconds }, most))
     }
 
-    /// The plan of the stage `index`, and the most bytes that a stage sends in a step.
+    /// The plan of the stage `index`, and the most bytes that any stage sends in a step.
     pub(super) fn plan_of(mut self, index: usize) -> (Plan, usize) {
         let sent_bytes = self.stages.iter().map(|stage| stage.sent_bytes).max().unwrap_or(0);
         (self.stages.swap_remove(index).plan, sent_bytes)
     }
 
-    /// The samples of a micro-batch; no limit where there is no pipeline.
+    /// Number of samples of a micro-batch; no limit without a pipeline.
     pub(super) fn micro_batch(&self) -> usize {
         self.stages.first().map_or(usize::MAX, |stage| stage.plan.knobs.micro_batch)
     }
 
-    /// The table of the stages, and the time of a step if that is measured.
+    /// The table of the stages, and the seconds of a step if rates were measured.
     pub(super) fn row(&self, is_measured: bool) -> Row {
         Row::block(self.lines(is_measured)).with("stages", self.to_json())
     }

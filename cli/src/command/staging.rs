@@ -1,5 +1,5 @@
-//! The files of a run that is not done: in a folder inside the run's own, so that a run that
-//! fails before its first step leaves none, and none takes anything from an earlier run.
+//! The files of a run in progress, in a folder inside the run's own. A run that fails before its
+//! first step leaves no files, and does not change those of an earlier run.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,26 +10,26 @@ use lowtide_trainer::{Result, TrainError, checkpoints_in, partial_of};
 use crate::run_dir::RunDir;
 use crate::run_lock::RunLock;
 
-/// The folder `.partial` in a run's folder; gone, with all that is in it, when this is dropped,
-/// unless checkpoints are in it.
+/// The folder `.partial` in a run's folder. If dropped, removes the folder with its contents,
+/// unless it contains checkpoints.
 pub(super) struct Staging {
     run_dir: RunDir,
     partial: RunDir,
-    /// Whether the run's folder was not there before.
+    /// True if this run made the folder.
     is_new: bool,
-    /// Whether it goes on with the run that was there.
+    /// True if the run continues the run whose files are in the folder.
     is_resumed: bool,
-    /// Until the folder itself is removed.
+    /// The lock, held until the folder is removed.
     lock: Option<RunLock>,
 }
 
 impl Staging {
-    /// Makes the folder of a run, at `out` or the next free one in `runs` of this name, and keeps
-    /// other runs out of it.
+    /// Makes the folder of a run, at `out` or as the next free folder of this name in `runs`, and
+    /// locks it.
     ///
     /// # Errors
-    /// `File` if it cannot be made or something in it could not be replaced; `Setting` if another
-    /// process is training into it, or a run was cut off there that left checkpoints.
+    /// `File` if the folder cannot be made or a file in it cannot be replaced; `Setting` if another
+    /// process trains into it, or if an interrupted run left checkpoints there.
     pub(super) fn new(out: Option<&Path>, name: &str) -> Result<Self> {
         let is_new = out.is_none_or(|path| !path.exists());
         let run_dir = match out {
@@ -54,11 +54,10 @@ impl Staging {
         Ok(staging)
     }
 
-    /// The folder of a run to go on with, or of another one if `out` says so; other runs are kept
-    /// out of it.
+    /// Locks the folder of a run to continue, or makes another folder if `out` names one.
     ///
     /// # Errors
-    /// The errors of [`Staging::new`].
+    /// Errors of [`Staging::new`].
     pub(super) fn resume(run_dir: &Path, out: Option<&Path>) -> Result<Self> {
         match out {
             Some(out) if out != run_dir => Staging::new(Some(out), ""),
@@ -73,7 +72,7 @@ impl Staging {
 
     fn lock(run_dir: RunDir, is_new: bool) -> Result<Self> {
         let lock = RunLock::take(run_dir.path())?;
-        // Whatever is left there now is of a run that was killed.
+        // Unmoved files belong to a killed run.
         run_dir.end_publication()?;
         if let Some(path) = run_dir.files().into_iter().find(|path| path.is_dir()) {
             return Err(TrainError::File { path, source: ErrorKind::IsADirectory.into() });
@@ -82,14 +81,14 @@ impl Staging {
         Ok(Staging { partial, run_dir, is_new, is_resumed: false, lock: Some(lock) })
     }
 
-    /// Where the files are to be written.
+    /// The folder to which files are written.
     pub(super) fn partial(&self) -> &RunDir {
         &self.partial
     }
 
-    /// Keeps the files of a run that failed, in the folder `unfinished` in the run's own, in place
-    /// of those of an earlier failure; that folder. Checkpoints of the same run stay until there
-    /// are later ones.
+    /// Keeps the files of a failed run in the folder `unfinished` of the run's folder, in place of
+    /// the files of an earlier failure. Returns this folder. Checkpoints of the same run stay until
+    /// there are later ones.
     ///
     /// # Errors
     /// `File`.
@@ -108,14 +107,15 @@ impl Staging {
         RunDir::open(path.path())
     }
 
-    /// Makes the files those of the run's folder, in place of those of an earlier run; the folder.
+    /// Moves the files to the run's folder, where they replace an earlier run's, and returns the
+    /// folder.
     ///
     /// # Errors
-    /// `File`; the earlier run is whole then, or this one is: see [`RunDir::publish`].
+    /// `File`. Either the earlier run or this one is whole then: see [`RunDir::publish`].
     pub(super) fn publish(&self) -> Result<RunDir> {
         self.run_dir.publish(self.partial.path())?;
         if self.is_resumed {
-            // The run may have resumed from there; its own checkpoints are later ones.
+            // The run may have resumed from these checkpoints, and now has later ones.
             drop(fs::remove_dir_all(self.run_dir.unfinished().path()));
         }
         Ok(self.run_dir.clone())
@@ -126,37 +126,37 @@ impl Drop for Staging {
     fn drop(&mut self) {
         let checkpoints = checkpoints_in(&self.partial.checkpoints());
         if checkpoints.is_ok_and(|checkpoints| checkpoints.is_empty()) {
-            // Files that cannot be removed do no harm.
+            // Files that cannot be removed are harmless.
             drop(fs::remove_dir_all(self.partial.path()));
         }
         drop(self.lock.take());
         if self.is_new {
-            // Fails, as it should, if the run has been published.
+            // Fails, as intended, if the run was published.
             drop(fs::remove_dir(self.run_dir.path()));
         }
     }
 }
 
-/// A checkpoint to go on from, and what is known of its run.
+/// A checkpoint to resume from, and facts about its run.
 pub(super) struct Origin {
     /// The folder of the run.
     pub(super) run_dir: PathBuf,
     /// The folder of the checkpoint.
     pub(super) checkpoint: PathBuf,
-    /// The one before it, if there is one.
+    /// The checkpoint before it, if there is one.
     pub(super) before: Option<PathBuf>,
     /// The metrics of the run.
     pub(super) metrics: PathBuf,
-    /// Whether the run has ended in good order.
+    /// True if the run has ended without an error.
     pub(super) has_ended: bool,
 }
 
 impl Origin {
-    /// The last checkpoint of the run in a folder: of one that was cut off, of one that failed, or
-    /// of one that has ended, the first of these that there is. A folder of a checkpoint is itself.
+    /// The last checkpoint of the run in a folder. An interrupted run is searched first, then a
+    /// failed run, then one that has ended. The folder of a checkpoint names this checkpoint.
     ///
     /// # Errors
-    /// `Setting` where there is none; `File`.
+    /// `Setting` if there is no checkpoint; `File`.
     pub(super) fn find(path: &Path) -> Result<Origin> {
         let run_dir = RunDir::open(path)?;
         let [partial, unfinished] = [run_dir.partial(), run_dir.unfinished()];
@@ -169,7 +169,7 @@ impl Origin {
                 return Ok(Origin { run_dir, checkpoint, before, metrics, has_ended });
             }
         }
-        // RUN/checkpoints/step-N, or the same below RUN/.partial.
+        // `RUN/checkpoints/step-N`, or `RUN/.partial/checkpoints/step-N`.
         let folders = path.ancestors().skip(2);
         let mut folders = folders.filter(|folder| !is_inner(folder));
         if let (true, Some(run_dir)) = (lowtide_trainer::saved_recipe(path).is_ok(), folders.next())
@@ -187,13 +187,13 @@ impl Origin {
     }
 }
 
-/// The metrics so far of the run with its files in this folder.
+/// The present metrics file of the run whose files are in this folder.
 fn metrics_in(files: &Path) -> PathBuf {
     let metrics = files.join("metrics.jsonl");
     if metrics.exists() { metrics } else { partial_of(&metrics) }
 }
 
-/// Whether a folder is one inside a run's folder.
+/// True if a folder lies inside the folder of a run.
 fn is_inner(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name == ".partial" || name == "unfinished")
 }

@@ -1,4 +1,4 @@
-//! A pretrained model with what a run of it has learned.
+//! A pretrained model, with the weights that a run has trained.
 
 use std::path::Path;
 
@@ -10,21 +10,21 @@ use lowtide_trainer::{Result, TrainError, TrainedState};
 use crate::recipe::{ModelRecipe, Recipe};
 use crate::run_dir::RunDir;
 
-/// A model with its configuration.
+/// A model with its configuration and adapters.
 pub(super) struct Trained {
     pub(super) config: Config,
     pub(super) model: Decoder,
-    /// How it was adapted, if it was.
+    /// The options of the model's adapters, if it has any.
     pub(super) lora: Option<LoraOptions>,
-    /// The model that the run began with, as its recipe calls it.
+    /// The model that the run began with, as named in its recipe.
     pub(super) base: String,
 }
 
 impl Trained {
-    /// The model of a run, or of a folder of a model.
+    /// The model of a run, or the model in a folder.
     ///
     /// # Errors
-    /// The errors of the files; `Setting` for a run of another model; `OutOfMemory`.
+    /// Errors of the files; `Setting` for a run of another model; `OutOfMemory`.
     pub(super) fn open(path: &Path, device: &Device) -> Result<Trained> {
         if Trained::is_run(path) {
             Trained::of_run(path, device)
@@ -33,10 +33,10 @@ impl Trained {
         }
     }
 
-    /// The model with floats alone, as [`Trained::of_run_in_floats`] has them.
+    /// The model with all weights in floats, see [`Trained::of_run_in_floats`].
     ///
     /// # Errors
-    /// The errors of [`Trained::open`].
+    /// Errors of [`Trained::open`].
     pub(super) fn open_in_floats(path: &Path, device: &Device) -> Result<Trained> {
         if Trained::is_run(path) {
             Trained::of_run_in_floats(path, device)
@@ -45,10 +45,10 @@ impl Trained {
         }
     }
 
-    /// The model in a folder, of which `change` sees each part when it was read.
+    /// The model in a folder. `change` is called with each part after it was read.
     ///
     /// # Errors
-    /// The errors of the files and of `change`; `OutOfMemory`.
+    /// Errors of the files and of `change`; `OutOfMemory`.
     pub(super) fn of_model(
         path: &Path,
         device: &Device,
@@ -59,25 +59,26 @@ impl Trained {
         Ok(Trained { config, model, lora: None, base: path.display().to_string() })
     }
 
-    /// Whether a folder is that of a run, not of a model.
+    /// True if a folder is the folder of a run, not of a model.
     pub(super) fn is_run(path: &Path) -> bool {
         path.join("recipe.toml").is_file()
     }
 
-    /// The model of a run as it was trained.
+    /// The model of a run, with the trained weights.
     ///
     /// # Errors
-    /// The errors of the files; `Setting` for a run of another model; `OutOfMemory`.
+    /// Errors of the files; `Setting` for a run of another model; `OutOfMemory`.
     pub(super) fn of_run(path: &Path, device: &Device) -> Result<Trained> {
         let run_dir = RunDir::open(path)?;
         Trained::of_recipe(&Recipe::load(&run_dir.recipe())?, &run_dir, device)
     }
 
-    /// The model with the floats of its files where it was trained beside weights in few bits, or,
-    /// where the files have these, with what they stand for.
+    /// The model of a run with all weights in floats. If a run trained beside quantised weights,
+    /// the floats in the files of its base are used. Files that are quantised themselves are
+    /// decoded.
     ///
     /// # Errors
-    /// The errors of [`Trained::of_run`].
+    /// Errors of [`Trained::of_run`].
     pub(super) fn of_run_in_floats(path: &Path, device: &Device) -> Result<Trained> {
         let run_dir = RunDir::open(path)?;
         let mut recipe = Recipe::load(&run_dir.recipe())?;
@@ -87,7 +88,7 @@ impl Trained {
         Trained::of_recipe(&recipe, &run_dir, device)?.in_floats()
     }
 
-    /// With what weights in few bits stand for.
+    /// Decodes the quantised weights of this model to floats.
     fn in_floats(mut self) -> Result<Trained> {
         let mut outcome = Ok(());
         self.model.visit_linears(&mut |_, layer| {

@@ -1,4 +1,4 @@
-//! How the images to train on are varied.
+//! Augmentation of training images.
 
 use lowtide_trainer::Result;
 
@@ -6,45 +6,47 @@ use super::options::options;
 use super::setting;
 
 options! {
-    /// How the images to train on are varied: other numbers for each sample in each epoch. Those to
-    /// test on are not.
+    /// Augmentation of training images, with new random numbers for each sample in each epoch. Test
+    /// images are not changed.
     AugmentRecipe {
-        /// Whether every second image is mirrored, left to right.
+        /// True if every second image is mirrored left to right.
         flip: bool = false,
-        /// Pixels of zeros on each side, out of which a part of the image's size is cut by chance.
+        /// Pixels of zeros around the image, from which a part of the original size is cut at
+        /// random.
         crop_padding: usize = 0,
-        /// Whether a part of random area (8 to 100 %) and ratio (3/4 to 4/3) is taken and resized.
+        /// True if a part of random area (8 to 100 %) and ratio (3/4 to 4/3) is cut out and
+        /// resized.
         random_resized_crop: bool = false,
-        /// Images are turned by up to this number of degrees either way.
+        /// Largest rotation of an image in degrees, in either direction.
         rotate: f64 = 0.0,
-        /// Brightness, contrast and saturation change by up to this share.
+        /// Largest share by which brightness, contrast and saturation change.
         jitter: f64 = 0.0,
-        /// Hue moves by up to this share of the colour circle, at most 0.5.
+        /// Largest change of hue, as a share of the colour circle; at most 0.5.
         hue: f64 = 0.0,
         /// Probability that a rectangle is set to zero.
         erase: f64 = 0.0,
-        /// The images of a batch are mixed in pairs, with shares from Beta(alpha, alpha).
+        /// Alpha: images of a batch are mixed in pairs, with shares from Beta(alpha, alpha).
         mixup: f64 = 0.0,
-        /// Rectangles of the images of a batch are exchanged, of areas from Beta(alpha, alpha).
+        /// Alpha: rectangles of a batch's images are exchanged, with areas from Beta(alpha, alpha).
         cutmix: f64 = 0.0,
-        /// Whether values are brought to mean 0 and deviation 1 by the colours of ImageNet.
+        /// True if values are normalised with the means and deviations of ImageNet's colours.
         normalise: bool = false,
     }
 }
 
 impl AugmentRecipe {
-    /// Whether images stay as they are.
+    /// True if images are not changed.
     pub fn is_none(&self) -> bool {
         *self == AugmentRecipe::default()
     }
 
-    /// The part that is for the images to test on, too.
+    /// The part of the augmentation that also applies to test images.
     pub(super) fn still(&self) -> AugmentRecipe {
         AugmentRecipe { normalise: self.normalise, ..AugmentRecipe::default() }
     }
 
     /// # Errors
-    /// `Setting` that names the first number that is out of its range.
+    /// `Setting` that names the first number out of its range.
     pub(super) fn check(&self) -> Result<()> {
         let ranges = [
             ("augment.rotate", self.rotate, 180.0),

@@ -1,4 +1,4 @@
-//! A teacher of a recipe: the model of another run.
+//! A teacher for a recipe: the model of another run.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ use super::{Recipe, Samples};
 use crate::run_dir::RunDir;
 
 options! {
-    /// A teacher that the model learns of, beside its data.
+    /// A teacher whose outputs the model learns, besides its data.
     DistillRecipe {
         /// The folder of the teacher's run.
         teacher: PathBuf = PathBuf::from("runs/teacher"),
-        /// The temperature: the logits of both are divided by it.
+        /// The temperature, by which the logits of student and teacher are divided.
         temperature: f64 = 2.0,
-        /// The share of the teacher in the loss, 0.0 to 1.0.
+        /// The weight of the teacher in the loss, 0.0 to 1.0.
         weight: f64 = 0.5,
     }
 }
@@ -33,10 +33,10 @@ impl DistillRecipe {
         DistillationOptions { temperature, weight }
     }
 
-    /// The task of a student with the teacher of the run; on a simulated device it has no weights.
+    /// The task of a student with the teacher of the run. On a simulated device it has no weights.
     ///
     /// # Errors
-    /// The errors of the run's files; `Setting` for a teacher that is not for such samples;
+    /// Errors of the run's files; `Setting` for a teacher that cannot use these samples;
     /// `OutOfMemory`.
     pub(super) fn task(
         &self,

@@ -1,4 +1,4 @@
-//! Every key of a recipe, with its default and what it says.
+//! Help on all keys of a recipe, with defaults and descriptions.
 
 use std::fmt::Write;
 
@@ -63,7 +63,7 @@ fn values(defaults: &impl Serialize) -> Table {
     Table::try_from(defaults).expect("plain values")
 }
 
-/// A line for each key: its default, and what it is.
+/// Adds a line for each key with its default and description.
 fn keys(text: &mut String, defaults: &Table, documented: &[Key]) {
     for (key, about) in documented {
         let setting = match defaults.get(*key) {

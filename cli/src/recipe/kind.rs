@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use toml::{Table, Value};
 
-/// A table whose `kind` has a default. Mistakes name their key.
+/// Reads a table; a table without `kind` gets `kind`. An error names the wrong key.
 pub(super) fn with_default<'de, D, T>(deserializer: D, kind: &str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -17,7 +17,7 @@ where
     }
     let parse = |table: Table| Value::Table(table).try_into::<T>();
     parse(table.clone()).map_err(|error| {
-        // The first key that is not taken beside the kind alone.
+        // The first key that the kind alone refuses.
         let is_wrong = |key: &&String| {
             let pair = |key: &str| table.get(key).map(|value| (key.to_owned(), value.clone()));
             let alone = ["kind", key.as_str()].into_iter().filter_map(pair);

@@ -1,4 +1,4 @@
-//! Recipes: what to train, on what, and how, as a TOML file. Everything has a default.
+//! Recipes: model, data and training options in a TOML file. Everything has a default.
 
 mod augment;
 mod data;
@@ -64,69 +64,70 @@ use crate::run_dir::RunDir;
 
 /// A bound on epochs that keeps the step count of a run within 64 bits.
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
-/// More than any data set that fits on a machine.
+/// A number larger than any data set that fits on a machine.
 pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;
-/// More than any machine has processors.
+/// A number larger than the processors of any machine.
 const WORKERS_MAX: usize = 1024;
 
-/// The model to train.
+/// The description of a training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
     /// The data; digits if its kind is absent.
     #[serde(deserialize_with = "data::or_digits")]
     pub data: DataRecipe,
-    /// How the images to train on are varied.
+    /// The augmentation of training images.
     pub augment: AugmentRecipe,
     /// The model; a simple CNN if its kind is absent.
     #[serde(deserialize_with = "model::or_simple_cnn")]
     pub model: ModelRecipe,
     /// The optimizer, which updates the parameters.
     pub optimizer: OptimizerRecipe,
-    /// How its learning rate changes from step to step.
+    /// The change of the learning rate from step to step.
     pub schedule: ScheduleRecipe,
-    /// How its learning rate rises before the schedule begins.
+    /// The rise of the learning rate before the schedule begins.
     pub warm_up: WarmUpRecipe,
-    /// How long is trained, in what batches and types.
+    /// The length of the training, its batches and its number types.
     pub train: TrainRecipe,
-    /// A teacher that the model learns of, beside its data; none if absent.
+    /// A teacher whose outputs the model learns, besides its data; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distill: Option<DistillRecipe>,
-    /// How a pretrained model learns which answers are preferred to others, of data that has such;
-    /// as [`PreferenceRecipe::default`] if absent.
+    /// The options of a pretrained model that learns preferred answers. If absent,
+    /// [`PreferenceRecipe::default`] is used for data with such answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceRecipe>,
-    /// What is taken out of the model of another run, with which this one begins; nothing if
+    /// The part to remove from the model of another run, with which this model begins; nothing if
     /// absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prune: Option<PruneRecipe>,
 }
 
 options! {
-    /// How long is trained, in what batches and types.
+    /// The length of the training, its batches and its number types.
     TrainRecipe {
-        /// Times through the training data.
+        /// Number of passes over the training data.
         epochs: u64 = 60,
         /// Samples of a logical batch.
         batch_size: usize = 256,
         /// Seed of initial values and of the order of the data.
         seed: u64 = 0,
-        /// Gradients longer than this together are shortened to it; not at all if absent.
+        /// Largest length of all gradients together; longer ones are scaled down. No limit if
+        /// absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         clip_norm: Option<f64> = None,
-        /// The type that operations compute in: "f32", "bf16", or "f16" with the loss scaled.
+        /// The type of operations: "f32", "bf16", or "f16" with a scaled loss.
         precision: Precision = Precision::F32,
-        /// The type of parameters: "f32", or "bf16", which the optimizer rounds by chance.
+        /// The type of parameters: "f32", or "bf16" with stochastic rounding.
         parameters: StoredType = StoredType::F32,
-        /// The type of the optimizer's states: "f32", or "8bit", a quarter of the memory.
+        /// The type of the optimizer's states: "f32", or "8bit" with a quarter of the memory.
         states: StateType = StateType::F32,
-        /// Whether batches may be split where memory asks for it.
+        /// True if batches may be split when memory is short.
         split_batches: bool = true,
-        /// Samples of a leaf, whose gradients are summed along a tree: the same bits on 1, 2, 4 or
-        /// 8 ranks. It divides what each rank has of a batch; a shorter last batch is left out.
+        /// Samples of a shard. Gradients of shards are summed along a tree: the same bits on 1, 2,
+        /// 4 or 8 ranks. Each rank's batch is a multiple of it; a shorter last batch is left out.
         #[serde(skip_serializing_if = "Option::is_none")]
         leaf: Option<NonZeroUsize> = None,
-        /// How often a checkpoint is written: "500steps", "1epoch", "10min"; not at all if absent.
+        /// Interval of checkpoints: "500steps", "1epoch", "10min"; none are written if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         checkpoint_every: Option<CheckpointEvery> = None,
         /// The effect of an unreadable sample: "fail", or { skip = 10 } to train on.
@@ -140,14 +141,14 @@ options! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BadSamples {
-    /// The run ends with the sample's error; what was learned is kept.
+    /// The run ends with the sample's error. The state after the last step is kept.
     Fail,
-    /// Batches to train on come without such samples, up to this number an epoch; metrics name
-    /// them. One to test on fails all the same.
+    /// Unreadable training samples are left out, up to this number per epoch; metrics name them. An
+    /// unreadable test sample is still an error.
     Skip(usize),
 }
 
-/// More than any recipe has; a device such as `/dev/zero` never ends.
+/// A size larger than any recipe. A device such as `/dev/zero` has no end.
 const RECIPE_BYTES_MAX: u64 = 1 << 20;
 
 fn read(path: &Path) -> Result<String> {
@@ -162,7 +163,7 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The data of a recipe, open.
+/// The opened data of a recipe.
 #[derive(Debug)]
 pub struct RecipeData {
     /// The form of a sample, for the model.
@@ -173,27 +174,27 @@ pub struct RecipeData {
     pub test: Loader,
 }
 
-/// A trainer of a recipe.
+/// The trainer of a recipe.
 pub type RecipeTrainer = Trainer<Box<dyn Task>, Box<dyn Stateful>>;
 
 impl Recipe {
     /// Reads a recipe and checks its numbers.
     ///
     /// # Errors
-    /// `File` when it cannot be read; `Setting` with the line for anything that is not a recipe.
+    /// `File` if it cannot be read; `Setting` with the line for anything that is not a recipe.
     pub fn load(path: &Path) -> Result<Self> {
         Recipe::parse(&read(path)?, path)
     }
 
-    /// The recipe in a text; `path` is what errors call it.
+    /// Parses the recipe in a text. Errors name it `path`.
     ///
     /// # Errors
-    /// The errors of [`Recipe::load`], without `File`.
+    /// Errors of [`Recipe::load`] except `File`.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let place = |line| place(path, text, line);
         let recipe: Recipe = toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| line_of_error(text, span.start, error.message()));
-            // Some of the parser's messages go on over several lines, or speak of Rust's types.
+            // Some messages of the parser have several lines, or name Rust types.
             let problem = error.message().lines().collect::<Vec<_>>().join(" ");
             let problem =
                 problem.replace("expected usize", "expected u64") + &near(error.message());
@@ -213,11 +214,11 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// The recipe of a run, for the model that it left: what taught it, and of what model it is a
-    /// part, is of no use any more.
+    /// The recipe of a run, for loading the trained model. The teacher, and the larger model that
+    /// this one was pruned from, are left out.
     ///
     /// # Errors
-    /// The errors of [`Recipe::load`].
+    /// Errors of [`Recipe::load`].
     pub fn of_run(run_dir: &RunDir) -> Result<Self> {
         let mut recipe = Recipe { distill: None, ..Recipe::load(&run_dir.recipe())? };
         if let Some(prune) = &mut recipe.prune {
@@ -234,7 +235,7 @@ impl Recipe {
     /// `Ok` if every number is in its range.
     ///
     /// # Errors
-    /// `Setting` that names the first which is not.
+    /// `Setting` that names the first number out of its range.
     pub fn check(&self) -> Result<()> {
         let wrong = |name: &str, problem: String| Err(setting(name, &problem));
         let counts = [
@@ -303,18 +304,19 @@ impl Recipe {
         built.map(drop).map_err(|error| in_table("optimizer", error))
     }
 
-    /// Opens the data once for loaders and model: files may be large, and texts have to be encoded.
+    /// Opens the data once for loaders and model, because files may be large and texts have to be
+    /// encoded.
     ///
     /// # Errors
-    /// The errors of the data set; `Setting` for data that the model has no use for.
+    /// Errors of the data set; `Setting` for data that the model cannot use.
     pub fn open(&self) -> Result<RecipeData> {
         self.open_share(Rank::ALONE)
     }
 
-    /// [`Recipe::open`] with that share of each batch to train on which is this rank's.
+    /// [`Recipe::open`] with this rank's share of each training batch.
     ///
     /// # Errors
-    /// The errors of [`Recipe::open`]; `Setting` for batches that cannot be shared evenly.
+    /// Errors of [`Recipe::open`]; `Setting` for batches that cannot be shared evenly.
     pub fn open_share(&self, rank: Rank) -> Result<RecipeData> {
         let (batch_size, count) = (self.train.batch_size, rank.count);
         if !batch_size.is_multiple_of(count) {
@@ -343,7 +345,7 @@ impl Recipe {
         self.data.name()
     }
 
-    /// What is trained on what, in words.
+    /// The model and its data, in words.
     pub fn title(&self) -> String {
         format!("{} on {}", self.model.name(), self.data.name())
     }
@@ -353,11 +355,12 @@ impl Recipe {
         Fit::new(train).evaluate("test", test).epochs(self.train.epochs)
     }
 
-    /// The model with its initial values, and what it is to learn of such samples, and perhaps of
-    /// a teacher.
+    /// The task: the model with its initial values, and its loss on these samples, with a teacher
+    /// if there is one.
     ///
     /// # Errors
-    /// `Setting` for a model that is not for them; those of the teacher's files; `OutOfMemory`.
+    /// `Setting` for a model that cannot use the samples; errors of the teacher's files;
+    /// `OutOfMemory`.
     pub fn task(&self, device: &Device, samples: Samples) -> Result<Box<dyn Task>> {
         let key = RandomKey::new(self.train.seed);
         let start = Start {
@@ -393,24 +396,24 @@ impl Recipe {
         Ok(self.optimizer.build(RuleOptions { schedule, rounding, states })?)
     }
 
-    /// The learning rate over the steps, warm-up included.
+    /// The learning rate by step, with the warm-up.
     pub fn schedule(&self) -> Schedule {
         self.schedule.after(self.warm_up)
     }
 
-    /// A trainer on such samples, before its first step.
+    /// A trainer for these samples, before its first step.
     ///
     /// # Errors
-    /// `OutOfMemory` when not even the model fits; a number out of its range.
+    /// `OutOfMemory` if not even the model fits; an error for a number out of its range.
     pub fn trainer(&self, device: &Device, samples: Samples) -> Result<RecipeTrainer> {
         self.trainer_of(self.task(device, samples)?, device)
     }
 
-    /// The training for `ranks`, each of which keeps a part of what `zero` says, beside a host that
-    /// has room for the whole model while parameters are divided, and until it is cut.
+    /// The trainer of a rank with the parallelism `zero`. A model that ranks divide or cut is first
+    /// built on a host with room for all of it.
     ///
     /// # Errors
-    /// The errors of [`Recipe::trainer`].
+    /// Errors of [`Recipe::trainer`].
     pub(crate) fn trainer_among(
         &self,
         ranks: Option<Arc<dyn Collectives>>,
@@ -446,12 +449,13 @@ impl Recipe {
     }
 }
 
-/// True where each rank keeps a part of a model, which is made beside the device of the training.
+/// True if each rank keeps a part of the model, which is then first built beside the training
+/// device.
 fn is_made_beside(ranks: Option<&dyn Collectives>, zero: Parallelism) -> bool {
     zero.divides_model() && ranks.is_some_and(|ranks| ranks.rank().count > 1)
 }
 
-/// A device with room for a whole model, beside the memory of the training on `device`.
+/// A device with room for a whole model, besides the memory of the training on `device`.
 ///
 /// # Errors
 /// Errors of opening the device.
@@ -468,20 +472,20 @@ fn setting(place: &str, problem: &str) -> TrainError {
     TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
 }
 
-/// An addition to a parser's message about an unknown name: the nearest name.
+/// The nearest known name, to be added to a parser's message about an unknown name.
 fn near(message: &str) -> String {
     let is_unknown = message.contains("unknown field `") || message.contains("unknown variant `");
     let mut names = message.split('`').skip(1).step_by(2);
     let Some(wrong) = names.next().filter(|_| is_unknown) else { return String::new() };
     let distance = |name: &str| strsim::damerau_levenshtein(wrong, name);
     let nearest = names.min_by_key(|name| distance(name));
-    // A third of its letters may be wrong, and two of a short one.
+    // A third of the letters may be wrong; in a short name, two.
     let is_near = |name: &&str| distance(name) <= (wrong.chars().count() / 3).max(2);
     let suggestion = nearest.filter(is_near).map(|name| format!("; did you mean `{name}`?"));
     suggestion.unwrap_or_default()
 }
 
-/// Where something is in a recipe: the file, the line's number and the line itself.
+/// A place in a recipe: the file, the line's number and the line itself.
 fn place(path: &Path, text: &str, line: Option<usize>) -> String {
     let Some(line) = line else { return path.display().to_string() };
     let source = text.lines().nth(line - 1).unwrap_or_default().trim();
@@ -489,8 +493,8 @@ fn place(path: &Path, text: &str, line: Option<usize>) -> String {
     format!("{}, line {line}{source}", path.display())
 }
 
-/// The line of an error that begins at `start`. For a key that should not be there the parser
-/// points at the table's header, so the key is looked for below it.
+/// The line of an error that begins at `start`. For an unknown key the parser points at the table's
+/// header, so the key is searched below the header.
 fn line_of_error(text: &str, start: usize, message: &str) -> usize {
     let start = text.floor_char_boundary(start);
     let first = text[..start].matches('\n').count() + 1;
@@ -507,7 +511,7 @@ fn line_of_name(text: &str, name: &str) -> Option<usize> {
     line_of_key(text, header + 1, key)
 }
 
-/// The line from `first` on, counted from 1, that sets `key`, unless another table begins before.
+/// The line, from `first` on and counted from 1, that sets `key` in the same table.
 fn line_of_key(text: &str, first: usize, key: &str) -> Option<usize> {
     let sets = |line: &str| line.split_once('=').is_some_and(|(left, _)| left.trim() == key);
     let lines = text.lines().enumerate().skip(first - 1);

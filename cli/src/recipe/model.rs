@@ -1,4 +1,4 @@
-//! Models of a recipe, and the task that each is for.
+//! Models of a recipe, and the task of each.
 
 use std::path::PathBuf;
 
@@ -23,12 +23,12 @@ use super::prune::Start;
 use super::setting;
 
 kinds! {
-    /// The model; keys that its kind has no use for are an error. What it shares with the data
-    /// (sizes of images, classes, vocabulary, context) is the data's.
+    /// The model. A key that its kind does not use is an error. Sizes that the data decides
+    /// (images, classes, vocabulary, context) come from the data.
     ModelRecipe {
         /// Convolution 3x3, ReLU, max pool 2x2, linear.
         SimpleCnn(SimpleCnnRecipe) = "simple-cnn",
-        /// Three times convolution 3x3, ReLU, max pool 2x2; linear.
+        /// Three times convolution 3x3, ReLU, max pool 2x2; then linear.
         DeepCnn(DeepCnnRecipe) = "deep-cnn",
         /// Linear layers with ReLU in between.
         Mlp(MlpRecipe) = "mlp",
@@ -36,15 +36,15 @@ kinds! {
         Resnet(ResNetRecipe) = "resnet",
         /// A vision transformer for square colour images.
         Vit(ViTRecipe) = "vit",
-        /// A U-Net: a class for each pixel.
+        /// A U-Net, which predicts a class for each pixel.
         Unet(UNetRecipe) = "unet",
-        /// A GPT: the next token.
+        /// A GPT, which predicts the next token.
         Gpt(GptRecipe) = "gpt",
-        /// An LSTM: the next token.
+        /// An LSTM, which predicts the next token.
         Lstm(LstmRecipe) = "lstm",
-        /// A transformer from one row of tokens to the next.
+        /// A transformer that translates one row of tokens into another.
         Seq2seq(Seq2SeqRecipe) = "seq2seq",
-        /// A decoder from files of Hugging Face's form: Llama, Qwen, Mistral, Gemma, GPT-2, NeoX.
+        /// A decoder from Hugging Face files: Llama, Qwen, Mistral, Gemma, GPT-2, NeoX.
         Pretrained(PretrainedRecipe) = "pretrained",
     }
 }
@@ -52,7 +52,7 @@ kinds! {
 options! {
     /// Options of a [`SimpleCnn`].
     SimpleCnnRecipe {
-        /// Channels of its convolution.
+        /// Channels of the convolution.
         channels: usize = 64,
     }
     /// Options of a [`DeepCnn`].
@@ -62,7 +62,7 @@ options! {
     }
     /// Options of an [`Mlp`].
     MlpRecipe {
-        /// Features between each two layers.
+        /// Features of each hidden layer.
         hidden: Vec<usize> = vec![512, 512],
     }
     /// Options of a [`ResNet`].
@@ -74,7 +74,7 @@ options! {
     }
     /// Options of a [`ViT`].
     ViTRecipe {
-        /// Height and width of a patch; the images' are multiples of it.
+        /// Height and width of a patch; image sizes must be multiples of it.
         patch: usize = 16,
         /// Features of each patch; a multiple of the heads.
         width: usize = 768,
@@ -102,7 +102,7 @@ options! {
         blocks: usize = 12,
         /// Dropout probability.
         dropout: f64 = 0.0,
-        /// Whether the output layer is the table of tokens, as in GPT-2.
+        /// True if the output layer is the token table, as in GPT-2.
         tied: bool = true,
     }
     /// Options of an [`LstmModel`].
@@ -133,7 +133,7 @@ options! {
     PretrainedRecipe {
         /// The folder with `config.json` and safetensors files, or a name in the hub's local cache.
         folder: PathBuf = PathBuf::from("model"),
-        /// Whether it begins with random weights; the folder then needs its `config.json` alone.
+        /// True if it begins with random weights; the folder then only needs its `config.json`.
         fresh: bool = false,
         /// Few bits for frozen weights: "int8", "nf4", "q8_0", "q4_0"; train.parameters if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,14 +150,14 @@ impl Default for ModelRecipe {
     }
 }
 
-/// [`ModelRecipe`] with a default kind.
+/// Reads a [`ModelRecipe`] with a default kind.
 pub(super) fn or_simple_cnn<'de, D: Deserializer<'de>>(
     d: D,
 ) -> std::result::Result<ModelRecipe, D::Error> {
     kind::with_default(d, "simple-cnn")
 }
 
-/// The sizes of a model that its text decides.
+/// Sizes of a model that the text decides.
 #[derive(Clone, Copy)]
 pub(super) struct TokenSizes {
     pub(super) vocabulary: usize,
@@ -165,7 +165,7 @@ pub(super) struct TokenSizes {
     pub(super) context: usize,
 }
 
-/// The sizes of a model that its images decide.
+/// Sizes of a model that the images decide.
 struct ImageSizes {
     /// Channels, height and width.
     image: [usize; 3],
@@ -173,7 +173,8 @@ struct ImageSizes {
 }
 
 impl ModelRecipe {
-    /// Its whole numbers by name, with the least and the most that each may be.
+    /// The integers among the model's options, each with its name and its smallest and largest
+    /// value.
     pub(super) fn counts(&self) -> Vec<(&'static str, usize, [usize; 2])> {
         const FEATURES: [usize; 2] = [1, 1 << 20];
         const DEPTH: [usize; 2] = [1, 1 << 12];
@@ -217,7 +218,8 @@ impl ModelRecipe {
         }
     }
 
-    /// Its dropout probability, by name, if it has one.
+    /// The dropout probability of the model, and the name of its key; `None` for a model without
+    /// dropout.
     pub(super) fn dropout(&self) -> Option<(&'static str, f64)> {
         let dropout = match self {
             ModelRecipe::Vit(model) => model.dropout,
@@ -232,7 +234,7 @@ impl ModelRecipe {
         Some(("model.dropout", dropout))
     }
 
-    /// In what form it wants its samples.
+    /// The form of samples that the model needs.
     pub(super) fn wants(&self) -> Wants {
         Wants {
             colour: matches!(self, ModelRecipe::Resnet(_) | ModelRecipe::Vit(_)),
@@ -241,10 +243,10 @@ impl ModelRecipe {
         }
     }
 
-    /// The task of training it on such samples, with its initial values.
+    /// The task of training the model on these samples, with its initial values.
     ///
     /// # Errors
-    /// `Setting` where it is not for such samples; `OutOfMemory`.
+    /// `Setting` if the model cannot use the samples; `OutOfMemory`.
     pub(super) fn task(
         &self,
         device: &Device,
@@ -353,7 +355,7 @@ impl ModelRecipe {
                 Box::new(Classification::new(start.of(ViT::new(device, key, shape)?)?))
             }
             ModelRecipe::Unet(model) => {
-                // Halved four times.
+                // The U-Net halves the sides four times.
                 if !height.is_multiple_of(16) || !width.is_multiple_of(16) {
                     return Err(self.unfit("needs images whose sides 16 divides: see data.shape"));
                 }
@@ -414,7 +416,7 @@ impl ModelRecipe {
     }
 }
 
-/// A perceptron over the pixels of an image, one after the other.
+/// A perceptron over the pixels of an image as one row.
 #[derive(Clone, Debug)]
 struct OfPixels {
     mlp: Mlp,

@@ -70,23 +70,24 @@ optimizers! {
     Muon(MuonRecipe) = "muon", MuonRecipe::options;
 }
 
-/// The options of Adam and its kin, whose weight decay acts where the kind says: beside the
-/// gradient in AdamW and AMSGrad, through it in Adam and RAdam.
+/// The options of Adam and related optimizers. The kind decides where weight decay acts: directly
+/// on the parameter in AdamW and AMSGrad, through the gradient in Adam and RAdam.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamRecipe {
     /// Step size.
     pub learning_rate: f64,
-    /// How much of the last mean and mean square is kept.
+    /// Shares of the previous mean and mean square that are kept.
     pub betas: [f64; 2],
-    /// Keeps the quotient finite.
+    /// Added to the divisor, so that the quotient is finite.
     pub eps: f64,
-    /// Pull towards 0; PyTorch's default for the kind (0, beside the gradient 0.01) if absent.
+    /// Pull towards 0. If absent, PyTorch's default for the kind: 0.01 if it acts on the parameter,
+    /// else 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
 }
 
-/// The options of Muon, and of AdamW for all that is not a matrix.
+/// The options of Muon for matrices, and of AdamW for all other parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MuonRecipe {
@@ -94,22 +95,22 @@ pub struct MuonRecipe {
     pub learning_rate: f64,
     /// Pull towards 0.
     pub weight_decay: f64,
-    /// How much of the last direction is kept.
+    /// Share of the previous direction that is kept.
     pub momentum: f64,
-    /// Where the gradient is taken: in a file, whether the step looks ahead.
+    /// The kind of momentum; in a file, true if the step looks ahead.
     #[serde(rename = "nesterov")]
     pub momentum_kind: Momentum,
-    /// How the step size depends on a matrix' shape.
+    /// The dependence of the step size on a matrix' shape.
     pub rate_scale: RateScale,
-    /// Step size of AdamW for everything else.
+    /// Step size of AdamW for all other parameters.
     pub others_learning_rate: f64,
-    /// Pull of everything else towards 0.
+    /// Pull of all other parameters towards 0.
     pub others_weight_decay: f64,
 }
 
 impl Default for OptimizerRecipe {
     fn default() -> Self {
-        // Ten times PyTorch's default: 360 steps are few.
+        // Ten times PyTorch's default, because a run has only about 360 steps.
         OptimizerRecipe::Adam(AdamRecipe { learning_rate: 1e-2, ..Default::default() })
     }
 }

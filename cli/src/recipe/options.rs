@@ -1,4 +1,4 @@
-//! Structs of options that know their keys, with what is said of them.
+//! Structs of options that know their keys and descriptions.
 
 /// A key of a recipe: its name, and its documentation.
 pub(super) type Key = (&'static str, &'static str);
@@ -35,12 +35,12 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
     pub(super) keys: &'static [Key],
-    /// Values of the keys that have one by default.
+    /// Values of the keys that have a default.
     pub(super) defaults: toml::Table,
 }
 
-/// The kinds that a table of a recipe may be of, each with its options; after `each`, a method that
-/// gives the field which all options have.
+/// Declares a table of a recipe that has one of several kinds, with the options of each kind. After
+/// `each` comes a method that returns a field that all options have.
 macro_rules! kinds {
     ($(#[$about:meta])* $table:ident {
         $($(#[doc = $doc:literal])* $kind:ident($options:ident) = $name:literal,)*
@@ -77,7 +77,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Every kind that the table may be of.
+            /// All kinds of the table.
             pub(super) fn kinds() -> Vec<crate::recipe::options::Kind> {
                 vec![$(crate::recipe::options::Kind {
                     name: $name,

@@ -1,4 +1,4 @@
-//! Keys of a recipe that are set elsewhere than in its file.
+//! Keys of a recipe that are set outside its file.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use toml::{Table, Value};
 use crate::recipe::{Recipe, Shipped, read};
 
 impl Recipe {
-    /// The recipe at `path`, or the shipped one of that name, or the default one, with keys set in
-    /// order: `TABLE.KEY=VALUE`, the value as in TOML or a plain word.
+    /// Loads the recipe at `path`, the shipped recipe of that name, or the default one. Then sets
+    /// keys in order: `TABLE.KEY=VALUE`, with a TOML value or a plain word.
     ///
     /// # Errors
-    /// The errors of [`Recipe::load`]; `Setting` that names the first one which cannot be.
+    /// Errors of [`Recipe::load`]; `Setting` that names the first key that cannot be set.
     pub fn load_with(path: Option<&Path>, sets: &[String]) -> Result<Recipe> {
         match path {
-            // A file of that name comes first. A folder may be the data's.
+            // A file of that name comes first. A folder of that name may hold the data.
             Some(path) => match Shipped::find(path).filter(|_| !path.is_file()) {
                 Some(shipped) => Recipe::parse_with(shipped.text, path, sets),
                 None => Recipe::parse_with(&read(path)?, path, sets),
@@ -24,15 +24,15 @@ impl Recipe {
         }
     }
 
-    /// [`Recipe::load_with`] of a text; `path` is what errors call it.
+    /// [`Recipe::load_with`] for a text. Errors name it `path`.
     ///
     /// # Errors
-    /// The errors of [`Recipe::load_with`], without `File`.
+    /// Errors of [`Recipe::load_with`] except `File`.
     pub fn parse_with(text: &str, path: &Path, sets: &[String]) -> Result<Recipe> {
-        // The text by itself: its mistakes are told with their lines.
+        // The text is parsed on its own first, so that its mistakes are reported with their lines.
         let mut recipe = Recipe::parse(text, path)?;
         let mut table: Table = text.parse().expect("it is a recipe");
-        // A key may need one that is set after it, as a kind of schedule needs its steps.
+        // A key may need a later one, as a kind of schedule needs its steps.
         let mut mistake = None;
         for set in sets {
             let wrong = |problem: String| TrainError::Setting {
@@ -49,7 +49,7 @@ impl Recipe {
     }
 }
 
-/// The recipe of a table, or what is wrong with it.
+/// The recipe of a table, or the reason why it is wrong.
 fn of_table(table: &Table) -> std::result::Result<Recipe, String> {
     let recipe: Recipe =
         table.clone().try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
@@ -57,8 +57,7 @@ fn of_table(table: &Table) -> std::result::Result<Recipe, String> {
     Ok(recipe)
 }
 
-/// Sets one key. A table that is not there begins as the default recipe's, unless it becomes one of
-/// another kind.
+/// Sets one key. A missing table begins as the default recipe's, unless the key changes its kind.
 fn put(table: &mut Table, set: &str) -> std::result::Result<(), String> {
     let expected = "expected TABLE.KEY=VALUE, such as train.epochs=3";
     let (path, value) = set.split_once('=').ok_or(expected)?;
@@ -78,10 +77,10 @@ fn put(table: &mut Table, set: &str) -> std::result::Result<(), String> {
         return Err(format!("{section} is no table of a recipe"));
     };
     if key == "kind" && section.get(key) != Some(&value) {
-        // Another kind has keys of its own.
+        // Another kind has other keys.
         section.clear();
     }
-    // A key may be of a table inside, as those of adapters are.
+    // The key may be in an inner table, such as the keys of adapters.
     let mut tables: Vec<&str> = key.split('.').collect();
     let last = tables.pop().unwrap_or_default();
     let mut place = section;

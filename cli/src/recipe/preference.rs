@@ -1,13 +1,13 @@
-//! Preferences of a recipe: how far the model may move from what it was.
+//! Preference training of a recipe: how far the model may move from its initial state.
 
 use lowtide_trainer::{Result, check_beta};
 
 use super::options::options;
 
 options! {
-    /// How a model learns which answers are preferred to others.
+    /// The options of a model that learns preferred answers.
     PreferenceRecipe {
-        /// How much it costs to move away from the model that it was, above 0: DPO's beta.
+        /// The cost of moving away from the initial model, above 0: DPO's beta.
         beta: f64 = 0.1,
     }
 }

@@ -1,4 +1,4 @@
-//! A pretrained model of a recipe: a folder of Hugging Face's form, with or without adapters.
+//! A pretrained model for a recipe: a folder in Hugging Face's format, with or without adapters.
 
 use std::path::Path;
 
@@ -15,18 +15,18 @@ use super::model::{ModelRecipe, PretrainedRecipe, TokenSizes};
 use super::optimizer::{AdamRecipe, OptimizerRecipe};
 use super::{Recipe, StoredType, TrainRecipe, setting};
 
-/// Tokens of a row, unless the model was made for fewer.
+/// Tokens of a row, unless the model's context is shorter.
 const CONTEXT: usize = 1024;
 
-/// The step sizes of the papers of LoRA and of instruction tuning.
+/// The learning rate in the papers on LoRA and on instruction tuning.
 const LORA_RATE: f64 = 2e-4;
 const FULL_RATE: f64 = 2e-5;
 
 impl PretrainedRecipe {
-    /// The task of training it.
+    /// The task of training the model.
     ///
     /// # Errors
-    /// The errors of [`PretrainedRecipe::model`]; `Setting` where it is not for such samples.
+    /// Errors of [`PretrainedRecipe::model`]; `Setting` if the model cannot use the samples.
     pub(super) fn task(
         &self,
         device: &Device,
@@ -39,11 +39,11 @@ impl PretrainedRecipe {
         Ok(Box::new(if self.fresh { task } else { task.of_files() }))
     }
 
-    /// The task of training it by which answers are preferred. Adapters are compared with the
-    /// model without them, and otherwise there is a second one, which stays as it is.
+    /// The task of training the model on preferred answers. The reference of adapters is the model
+    /// without them. Without adapters, the reference is a second, frozen copy.
     ///
     /// # Errors
-    /// The errors of [`PretrainedRecipe::task`].
+    /// Errors of [`PretrainedRecipe::task`].
     pub(super) fn preference_task(
         &self,
         device: &Device,
@@ -61,7 +61,7 @@ impl PretrainedRecipe {
         Ok(Box::new(if self.fresh { task } else { task.of_files() }))
     }
 
-    /// The configuration, if it is for this vocabulary and rows of this length.
+    /// The configuration, if the model supports this vocabulary and rows of this length.
     fn config_for(&self, sizes: TokenSizes) -> Result<Config> {
         let TokenSizes { vocabulary, context } = sizes;
         let config = found(&self.folder)?;
@@ -80,11 +80,11 @@ impl PretrainedRecipe {
         Ok(config)
     }
 
-    /// The model with the weights of its folder, or fresh ones, and new adapters; on a simulated
+    /// The model with the weights of its folder, or fresh ones, and new adapters. On a simulated
     /// device the folder needs no weights.
     ///
     /// # Errors
-    /// The errors of the folder; `OutOfMemory`.
+    /// Errors of the folder; `OutOfMemory`.
     fn model(
         &self,
         config: &Config,
@@ -113,7 +113,7 @@ impl PretrainedRecipe {
         let mut model = if is_made {
             config.decoder_with(device, key, dtype, quantize)?
         } else {
-            // Opened again for the error where only the configuration is known.
+            // Opening the folder again gives the error if only the configuration is known.
             Config::open(&self.folder)?.load_with(device, dtype, quantize)?
         };
         if let Some(lora) = &self.lora {
@@ -123,7 +123,7 @@ impl PretrainedRecipe {
     }
 }
 
-/// How frozen weights are kept in fewer bits than floats have.
+/// A format for frozen weights with fewer bits than floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 pub enum FewBits {
     /// 8 bits, with a scale for each row.
@@ -143,7 +143,7 @@ pub enum FewBits {
 }
 
 impl FewBits {
-    /// Puts the weights of linear layers in these bits, but those of output layers.
+    /// Quantises the weights of linear layers to these bits, except for output layers.
     pub(crate) fn quantize(self, part: &mut dyn Parameters) -> NnResult<()> {
         let mut outcome = Ok(());
         part.visit_linears(&mut |name, layer| {
@@ -169,30 +169,30 @@ impl FewBits {
 pub enum Base {
     /// Floats, which may be trained.
     Floats(StoredType),
-    /// Few bits, beside which other parameters are bf16.
+    /// Few bits; all other parameters are bf16.
     FewBits(FewBits),
 }
 
-/// What is asked of a recipe that is made for a folder of a model.
+/// Options for a recipe that is made for a model's folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
     /// Rank of adapters; every parameter is trained if absent.
     pub lora: Option<usize>,
-    /// Tokens of a row; 1024 if absent, or as many as the model was made for.
+    /// Tokens of a row; if absent 1024, or the context of the model if that is smaller.
     pub context: Option<usize>,
-    /// The type of weights; as the configuration says if absent, or f32.
+    /// The type of weights; if absent, the type in the configuration, or f32.
     pub base: Option<Base>,
-    /// Which layers get adapters, where [`Tuning::lora`] has a rank.
+    /// The layers that get adapters, if [`Tuning::lora`] has a rank.
     pub targets: Targets,
-    /// Whether it learns which answers are preferred to others, to plan that.
+    /// True if the plan is for learning preferred answers.
     pub preference: bool,
 }
 
 impl Recipe {
-    /// The model before its first step, if it is a pretrained one.
+    /// The model before its first step, if it is pretrained.
     ///
     /// # Errors
-    /// The errors of its folder; `OutOfMemory`.
+    /// Errors of the model's folder; `OutOfMemory`.
     pub fn pretrained(&self, device: &Device) -> Result<Option<Decoder>> {
         let ModelRecipe::Pretrained(model) = &self.model else { return Ok(None) };
         let config = found(&model.folder)?;
@@ -200,16 +200,16 @@ impl Recipe {
         model.model(&config, device, key, self.train.parameters).map(Some)
     }
 
-    /// A recipe that trains the model in `folder` on tokens at random, to plan with: in the type
-    /// that its configuration says, by AdamW, eight rows at a time.
+    /// A recipe that trains the model in `folder` on random tokens, for plans: in the type of its
+    /// configuration, with AdamW, in batches of eight rows.
     ///
     /// # Errors
-    /// The errors of its configuration.
+    /// Errors of the model's configuration.
     pub fn of_model(folder: &Path, tuning: &Tuning) -> Result<Recipe> {
         let config = found(folder)?;
         let (vocabulary, context) = (config.shape().vocabulary, context_of(&config, tuning));
         let batch_size = 8;
-        // Two batches, the second of which shows what the first leaves.
+        // Two batches: the second one shows the state that the first leaves.
         let data = RandomTokensRecipe {
             vocabulary,
             context,
@@ -249,7 +249,7 @@ impl Recipe {
         })
     }
 
-    /// The recipe with at least two batches of tokens at random, whatever a batch has become.
+    /// Extends random tokens to at least two batches, after the batch size has changed.
     pub(crate) fn with_two_batches(mut self) -> Recipe {
         if let DataRecipe::RandomTokens(data) = &mut self.data {
             data.samples = data.samples.max(2 * self.train.batch_size);
@@ -257,19 +257,19 @@ impl Recipe {
         self
     }
 
-    /// The longest rows for the model in `folder`: as many tokens as it was made for, or as recipes
-    /// may have.
+    /// The longest rows for the model in `folder`: the context of the model, or the limit of
+    /// recipes.
     ///
     /// # Errors
-    /// The errors of its configuration.
+    /// Errors of the model's configuration.
     pub fn context_max(folder: &Path) -> Result<usize> {
         Ok(found(folder)?.shape().context.min(super::data::CONTEXT_MAX))
     }
 
-    /// [`Recipe::of_model`] on a file of JSON lines, by the model's own tokenizer.
+    /// [`Recipe::of_model`] on a file of JSON lines, with the model's own tokenizer.
     ///
     /// # Errors
-    /// The errors of [`Recipe::of_model`]; `Setting` for a model without a `tokenizer.json`.
+    /// Errors of [`Recipe::of_model`]; `Setting` for a model without a `tokenizer.json`.
     pub fn of_model_and_lines(
         folder: &Path,
         file: &Path,
@@ -294,7 +294,7 @@ impl Recipe {
     }
 }
 
-/// The configuration of a folder, or of a published model whose files are not here.
+/// The configuration in a folder, or of a published model whose files are not here.
 fn found(folder: &Path) -> Result<Config> {
     match Config::open(folder) {
         Err(error @ PretrainedError::NotFound { .. }) => {

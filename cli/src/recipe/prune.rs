@@ -1,4 +1,4 @@
-//! A smaller model of a recipe: that of another run without some of its channels.
+//! A smaller model for a recipe: the model of another run without some of its channels.
 
 use std::path::PathBuf;
 
@@ -12,14 +12,14 @@ use super::stored::StoredType;
 use crate::run_dir::RunDir;
 
 options! {
-    /// What is taken out of a trained model, which then is trained on.
+    /// The part to remove from a trained model before it is trained further.
     PruneRecipe {
-        /// The folder of the model's run; without one it begins at random, as small as that.
+        /// The folder of the model's run; if absent, a model of the smaller size begins at random.
         #[serde(skip_serializing_if = "Option::is_none")]
         run: Option<PathBuf> = None,
-        /// The share of the channels, hidden features and attention heads that is taken out.
+        /// The share of the channels, hidden features and attention heads to remove.
         channels: f64 = 0.5,
-        /// Names of layers to prune, in which * matches anything.
+        /// Names of layers to prune; * matches anything.
         groups: Vec<String> = vec!["*".to_owned()],
     }
 }
@@ -34,9 +34,9 @@ impl PruneRecipe {
         }
     }
 
-    /// Gives a model of the recipe's shape the values of the run, which may be smaller already, and
-    /// takes channels out until the share is gone. On a simulated device there are no values, and
-    /// the files are not read.
+    /// Loads the values of the run, which may be smaller already, into a model of the recipe's
+    /// shape. Then removes channels until the share is gone. On a simulated device there are no
+    /// values, and the files are not read.
     fn cut(&self, model: &mut impl Prunable, is_simulated: bool) -> Result<()> {
         let PruneRecipe { run, channels, groups } = self;
         let (fraction, groups) = (*channels, groups.clone());
@@ -50,7 +50,7 @@ impl PruneRecipe {
     }
 }
 
-/// How the model of a recipe begins.
+/// The initial state of a recipe's model.
 #[derive(Clone, Copy)]
 pub(super) struct Start<'a> {
     pub(super) stored: StoredType,
@@ -59,10 +59,11 @@ pub(super) struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// A model that was just made, as it begins.
+    /// Brings a newly made model to its initial state.
     ///
     /// # Errors
-    /// The errors of the other run's files; `Prune` for groups that it has not; `OutOfMemory`.
+    /// Errors of the other run's files; `Prune` for groups that the model does not have;
+    /// `OutOfMemory`.
     pub(super) fn of<M: Prunable>(self, model: M) -> Result<M> {
         let mut model = self.stored.convert(model)?;
         if let Some(prune) = self.prune {
@@ -71,16 +72,16 @@ impl Start<'_> {
         Ok(model)
     }
 
-    /// [`Start::of`] a model that has no channels to take out.
+    /// [`Start::of`] for a model without removable channels.
     ///
     /// # Errors
-    /// `Setting` where some are to be taken out; `OutOfMemory`.
+    /// `Setting` if channels are to be removed; `OutOfMemory`.
     pub(super) fn of_whole<M: Parameters>(self, model: M) -> Result<M> {
         self.check_whole()?;
         self.stored.convert(model)
     }
 
-    /// `Ok` if nothing is to be taken out.
+    /// `Ok` if no channels are to be removed.
     pub(super) fn check_whole(self) -> Result<()> {
         let Some(PruneRecipe { .. }) = self.prune else { return Ok(()) };
         let of = "is for simple-cnn, deep-cnn, mlp, resnet, vit and gpt";

@@ -3,24 +3,24 @@
 use lowtide_nn::Schedule;
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate changes; the formulas are [`Schedule`]'s. Steps count from the end of the
-/// warm-up.
+/// The schedule of the learning rate, with the formulas of [`Schedule`]. Steps count from the end
+/// of the warm-up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ScheduleRecipe {
-    /// Not at all. With braces, so that keys it has no use for are an error, too.
+    /// No change. The braces make unused keys an error.
     Constant {},
-    /// In a straight line to a factor.
+    /// A straight line to a factor.
     Linear {
-        /// Factor of the last step, and of all after it.
+        /// Factor of the last step and of all later steps.
         #[serde(default)]
         to: f64,
-        /// Steps until then.
+        /// Number of steps until then.
         steps: u64,
     },
-    /// Along half a cosine.
+    /// Half a cosine.
     Cosine {
-        /// Steps of the half wave.
+        /// Number of steps of the half wave.
         steps: u64,
         /// The last rate.
         #[serde(default)]
@@ -28,55 +28,55 @@ pub enum ScheduleRecipe {
     },
     /// Half cosines one after the other.
     CosineRestarts {
-        /// Steps of the first half wave.
+        /// Number of steps of the first half wave.
         first: u64,
-        /// How much longer each is than the last.
+        /// Length of each half wave over the length of the one before.
         #[serde(default = "one")]
         growth: u64,
-        /// The rate at the end of each.
+        /// The rate at the end of each half wave.
         #[serde(default)]
         floor: f64,
     },
-    /// By a factor at an interval of steps.
+    /// A fall by a factor at an interval of steps.
     Step {
-        /// Steps between two falls.
+        /// Number of steps between two falls.
         every: u64,
-        /// The factor of each.
+        /// The factor of each fall.
         #[serde(default = "tenth")]
         factor: f64,
     },
-    /// By a factor at given steps.
+    /// A fall by a factor at given steps.
     Milestones {
         /// The steps, in rising order.
         at: Vec<u64>,
-        /// The factor of each.
+        /// The factor of each fall.
         #[serde(default = "tenth")]
         factor: f64,
     },
-    /// By a factor in each step.
+    /// A fall by a factor in each step.
     Exponential {
         /// The factor of each step.
         factor: f64,
     },
-    /// To 0 along a power of what is left.
+    /// A fall to 0 along a power of the remaining share of steps.
     Polynomial {
-        /// Steps until 0.
+        /// Number of steps until 0.
         steps: u64,
-        /// 1 is a straight line.
+        /// The power; 1 gives a straight line.
         #[serde(default = "line")]
         power: f64,
     },
-    /// Up to the learning rate and down again in one run.
+    /// A rise to the learning rate and a fall in one run.
     OneCycle {
-        /// Steps of the whole run.
+        /// Number of steps of the whole run.
         steps: u64,
-        /// Share of the steps that rise.
+        /// Share of the steps with a rising rate.
         #[serde(default = "rising")]
         rising: f64,
-        /// The learning rate over the first rate.
+        /// The learning rate divided by the first rate.
         #[serde(default = "start_divisor")]
         start_divisor: f64,
-        /// The first rate over the last.
+        /// The first rate divided by the last rate.
         #[serde(default = "end_divisor")]
         end_divisor: f64,
     },
@@ -86,7 +86,7 @@ pub enum ScheduleRecipe {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WarmUpRecipe {
-    /// Its steps; 0 is none.
+    /// Number of steps; 0 is no warm-up.
     pub steps: u64,
     /// Factor of the first step.
     pub from: f64,
@@ -99,7 +99,7 @@ impl Default for ScheduleRecipe {
 }
 
 impl ScheduleRecipe {
-    /// The schedule, after a warm-up.
+    /// The schedule of the recipe, which begins after `warm_up`.
     pub(super) fn after(&self, warm_up: WarmUpRecipe) -> Schedule {
         let schedule = match *self {
             ScheduleRecipe::Constant {} => Schedule::Constant,
@@ -137,7 +137,7 @@ fn tenth() -> f64 {
     0.1
 }
 
-/// PyTorch's numbers for a cycle.
+/// PyTorch's defaults for a cycle.
 fn rising() -> f64 {
     0.3
 }

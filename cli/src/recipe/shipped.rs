@@ -1,13 +1,13 @@
-//! Recipes that ship, in the folder `recipes` of this crate.
+//! Shipped recipes, in the folder `recipes` of this crate.
 
 use std::path::Path;
 
-/// A recipe that ships.
+/// A shipped recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shipped {
     /// The name of the recipe: `lowtide train NAME`.
     pub name: &'static str,
-    /// The recipe, with a comment at its top that says what it is.
+    /// The recipe, with a description in a comment at its top.
     pub text: &'static str,
 }
 
@@ -17,7 +17,7 @@ impl Shipped {
         SHIPPED.iter().copied().find(|shipped| name == Path::new(shipped.name))
     }
 
-    /// A description in a sentence or two.
+    /// The description in a sentence or two.
     pub fn about(&self) -> String {
         let lines = self.text.lines().map_while(|line| line.strip_prefix("# "));
         lines.collect::<Vec<_>>().join(" ")
@@ -26,7 +26,7 @@ impl Shipped {
 
 macro_rules! shipped {
     ($($name:literal)*) => {
-        /// All of them.
+        /// Every shipped recipe.
         pub const SHIPPED: &[Shipped] = &[$(Shipped {
             name: $name,
             text: include_str!(concat!("../../recipes/", $name, ".toml")),

@@ -1,25 +1,25 @@
-//! The types that a recipe's parameters, and what its optimizer keeps of them, are stored in.
+//! The types that a recipe's parameters and its optimizer's states are stored in.
 
 use lowtide_nn::Parameters;
 use lowtide_tensor::DType;
 use lowtide_trainer::Result;
 use serde::{Deserialize, Serialize};
 
-/// The type of parameters and of their gradients. What the optimizer keeps is of [`StateType`].
+/// The type of parameters and of their gradients. The optimizer's states have a [`StateType`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoredType {
     /// Updates are exact to 24 binary digits.
     #[default]
     F32,
-    /// Half the memory. An update is rounded up or down by chance, so that those which are smaller
-    /// than a digit of bf16 count on average
+    /// Half the memory. Updates are rounded up or down at random, so that updates smaller than a
+    /// digit of bf16 count on average
     /// ([`Rounding::Stochastic`](lowtide_tensor::Rounding::Stochastic)).
     Bf16,
 }
 
 impl StoredType {
-    /// A model that was just made, with its parameters in this type.
+    /// Converts the parameters of a newly made model to this type.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -31,10 +31,10 @@ impl StoredType {
     }
 }
 
-/// The type of the state of the optimizer.
+/// The type of the optimizer's states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StateType {
-    /// Also beside parameters of bf16.
+    /// States in f32, also for parameters in bf16.
     #[default]
     #[serde(rename = "f32")]
     F32,

@@ -1,4 +1,4 @@
-//! Everything that doing a run again takes: recipe, command, code, day and machine.
+//! Everything needed to repeat a run: recipe, command, code, date and machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,22 +10,21 @@ use std::{env, fs, thread};
 pub struct About {
     /// The heading of the page.
     pub title: String,
-    /// Everything that was set, as text; TOML is compared key by key.
+    /// All settings as text; TOML is compared key by key.
     pub recipe: String,
-    /// How the program was called.
+    /// The command line of the program.
     pub command: String,
-    /// The code: a commit, and whether files differ from it.
+    /// The commit of the code, with a mark if files differ from it.
     pub commit: Option<String>,
-    /// When the run began.
+    /// The date on which the run began.
     pub date: String,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: String,
 }
 
 impl About {
-    /// A title, and what can be found out: the command line of this process, the commit of the Git
-    /// repository that it was started in (if it is one, and there is a `git` to ask), the time, and
-    /// the machine.
+    /// A title, and facts about this process: its command line, the commit of the Git repository in
+    /// which it was started (if there is one, and a `git` to ask), the time, and the machine.
     pub fn of_this_process(title: &str) -> About {
         About {
             title: title.to_owned(),
@@ -44,7 +43,7 @@ impl About {
     }
 }
 
-/// Arguments as a shell takes them.
+/// The arguments, quoted for a shell.
 fn command_line() -> String {
     let quoted = |word: String| {
         let is_plain = |c: char| c.is_alphanumeric() || "_-+=./:,@%".contains(c);
@@ -58,7 +57,7 @@ fn command_line() -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The commit of a working directory, with `-dirty` behind it if tracked files were changed.
+/// The commit of a working directory, followed by `-dirty` if tracked files were changed.
 fn commit_of(folder: &Path) -> Option<String> {
     let arguments = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"];
     let mut git = Command::new("git");
@@ -69,7 +68,7 @@ fn commit_of(folder: &Path) -> Option<String> {
     (output.status.success() && !commit.is_empty()).then(|| commit.to_owned())
 }
 
-/// Name, processor and system, as far as the system tells.
+/// Name, processor and system, as far as the system reports them.
 fn machine() -> String {
     let mut parts = Vec::new();
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -81,7 +80,7 @@ fn machine() -> String {
     parts.join(", ")
 }
 
-/// The processor's model, as far as the system tells.
+/// The processor's model, as far as the system reports it.
 pub(crate) fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let (_, model) =
@@ -93,8 +92,8 @@ pub(crate) fn processor() -> Option<String> {
 pub(crate) fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Years of 400 have the same days each; a year is thought to begin in March, so that the day
-    // that is not in every year is its last one.
+    // 400 years always have the same number of days. A year is taken to begin in March, so that the
+    // leap day is its last day.
     days += 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -115,7 +114,7 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        // As `date -u -d @SECONDS` says.
+        // The expected values are printed by `date -u -d @SECONDS`.
         let cases = [
             (0, "1970-01-01 00:00:00 UTC"),
             (951_782_399, "2000-02-28 23:59:59 UTC"),

@@ -1,4 +1,4 @@
-//! The curves of one run or several as charts: what goes together, in which order, in which unit.
+//! The curves of one or more runs as charts: their grouping, order and units.
 
 use serde_json::{Value, json};
 
@@ -6,14 +6,14 @@ use super::curves::{Curves, Series};
 use super::thin::thin;
 use crate::human::format_bytes;
 
-/// Charts of these come first, in this order; all others follow by name, and how batches were cut
-/// at the end.
+/// Metrics whose charts come first, in this order. Other charts follow by name, and the charts of
+/// batch sizes come last.
 const ORDER: [&str; 5] =
     ["loss", "accuracy", "learning_rate", "samples_per_second", "reserved_peak_bytes"];
 
-/// A picture with one or more curves.
+/// A chart with one or more curves.
 pub(super) struct Chart<'a> {
-    /// The metric, without a set.
+    /// The name of the metric, without a set.
     pub(super) name: &'a str,
     curves: Vec<Curve<'a>>,
 }
@@ -26,12 +26,12 @@ struct Curve<'a> {
     series: &'a Series,
 }
 
-/// The charts of some runs. A metric that is the same throughout every run has none.
+/// The charts of some runs. A metric that is constant in every run has no chart.
 pub(super) fn charts<'a>(runs: &[&'a Curves]) -> Vec<Chart<'a>> {
     let mut charts: Vec<Chart<'a>> = Vec::new();
     for (run, curves) in runs.iter().enumerate() {
         for series in curves.series() {
-            // A metric of an evaluation and that of the training have one chart.
+            // A metric of an evaluation and the same metric of the training share a chart.
             let (set, name) = series.set_and_metric();
             let known = charts.iter().position(|chart| chart.name == name);
             let index = known.unwrap_or_else(|| {
@@ -49,7 +49,7 @@ pub(super) fn charts<'a>(runs: &[&'a Curves]) -> Vec<Chart<'a>> {
     charts
 }
 
-/// Metrics without a chart, and what they are.
+/// Metrics without a chart, with their constant values.
 pub(super) fn constants(curves: &Curves) -> Vec<(&str, String)> {
     let told = |series: &'_ Series| {
         if series.is_evaluation || is_always_drawn(&series.name) || varies(series) {
@@ -64,7 +64,8 @@ pub(super) fn constants(curves: &Curves) -> Vec<(&str, String)> {
     series.filter_map(|series| Some((series.name.as_str(), told(series)?))).collect()
 }
 
-/// How batches were cut: a change of one step only, such as at the end of an epoch, says nothing.
+/// True for the metrics that say how steps were cut: batch and micro-batch. A change of a single
+/// step, such as the last of an epoch, does not give such a metric a chart.
 pub(super) fn is_setting(name: &str) -> bool {
     matches!(name, "batch" | "micro_batch")
 }
@@ -78,7 +79,7 @@ fn varies(series: &Series) -> bool {
     }
 }
 
-/// Metrics that have a chart even where it is a flat line.
+/// Metrics that have a chart even if it is a flat line.
 fn is_always_drawn(name: &str) -> bool {
     matches!(name, "loss" | "learning_rate" | "samples_per_second" | "reserved_peak_bytes")
 }
@@ -102,7 +103,7 @@ impl Chart<'_> {
         })
     }
 
-    /// Whether a point is more than one value somewhere.
+    /// Largest number of values behind a point of a curve.
     pub(super) fn values_each(&self) -> usize {
         let each = |curve: &Curve<'_>| thin_each(curve.series.points.len());
         self.curves.iter().map(each).max().unwrap_or(1)
@@ -125,7 +126,7 @@ impl Curve<'_> {
         json!({
             "run": self.run,
             "isTest": self.set.is_some(),
-            // Train has the first colour, the sets those after it.
+            // Training has the first colour; the sets follow.
             "colour": place.map_or(0, |place| place + 1),
             "name": self.set.unwrap_or("train"),
             "isNoisy": self.set.is_none() && !is_smooth(&self.series.name),
@@ -140,7 +141,7 @@ impl Curve<'_> {
     }
 }
 
-/// Whether a mean over steps would only blur what was set.
+/// True for metrics that are shown without smoothing, because they are settings or counts.
 fn is_smooth(name: &str) -> bool {
     name == "learning_rate" || is_setting(name) || name.ends_with("_bytes")
 }
@@ -154,7 +155,7 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-/// A metric's name for people.
+/// The title of a metric, in words.
 pub(super) fn title(name: &str) -> String {
     let words = match name {
         "seconds" => "seconds per step".to_owned(),
@@ -165,7 +166,7 @@ pub(super) fn title(name: &str) -> String {
     first + chars.as_str()
 }
 
-/// A value of the metric for people.
+/// A value of a metric, with its unit.
 pub(super) fn quantity(name: &str, value: f64) -> String {
     match unit(name) {
         _ if !value.is_finite() => "not finite".to_owned(),
@@ -177,7 +178,7 @@ pub(super) fn quantity(name: &str, value: f64) -> String {
     }
 }
 
-/// A whole number with its thousands apart: `12,345`.
+/// A whole number with separated thousands: `12,345`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -190,7 +191,8 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// Six digits; whole numbers as they are, large ones as whole, with their thousands apart.
+/// A number with six digits. Whole numbers are exact; large numbers are rounded to whole ones, with
+/// separated thousands.
 fn digits(value: f64) -> String {
     let size = value.abs();
     if (size >= 1e4 || value == value.trunc()) && size < 1e15 {

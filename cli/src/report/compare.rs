@@ -1,4 +1,4 @@
-//! Several runs on one page.
+//! A page that compares several runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use super::curves::Series;
 use super::page;
 use super::run::{Run, duration};
 
-/// A page with the curves of all runs over each other, what differs in their recipes, and what
-/// each came to. Colours and order are those of `runs`.
+/// A page with the curves of all runs in common charts, the differences of their recipes, and their
+/// results. Colours and order follow `runs`.
 ///
 /// ```no_run
 /// # use std::path::Path;
@@ -24,11 +24,11 @@ pub fn compare(runs: &[Run]) -> String {
     page::of_runs(runs)
 }
 
-/// A row of a comparison: name, and value by run; `None` where a run has none.
+/// A row of a comparison: a name, and a value for each run; `None` if a run has no value.
 pub type Row = (String, Vec<Option<String>>);
 
-/// The settings that are not the same in all runs: name, and value by run; `None` where a run has
-/// none of that name. Recipes that are no TOML differ as a whole.
+/// The settings that differ between runs: a name, and a value for each run; `None` if a run has no
+/// such setting. Recipes that are not TOML are compared as a whole.
 pub fn recipe_differences(runs: &[Run]) -> Vec<Row> {
     let recipes: Vec<BTreeMap<String, String>> =
         runs.iter().map(|run| settings(&run.about.recipe)).collect();
@@ -58,8 +58,8 @@ fn flatten(name: &str, value: &Value, settings: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Figures of each run: name, and value by run. First the last and the best of every curve, then
-/// the runs' own figures.
+/// Figures of each run: a name, and a value for each run. The last and the best value of every
+/// curve come first, then the runs' own figures.
 pub fn figures(runs: &[Run]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut row = |name: String, value: &dyn Fn(&Run) -> Option<String>| {
@@ -93,7 +93,7 @@ pub fn figures(runs: &[Run]) -> Vec<Row> {
     rows
 }
 
-/// The best of a metric, where it is known what that is.
+/// The best value of a metric, if its better direction is known.
 fn best(series: &Series) -> Option<(u64, f64)> {
     match series.name.as_str() {
         name if name.ends_with("loss") => series.lowest(),

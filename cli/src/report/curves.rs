@@ -1,4 +1,4 @@
-//! Everything that a run measures, from the lines of its `metrics.jsonl`.
+//! All measurements of a run, from the lines of its `metrics.jsonl`.
 
 use std::fs;
 use std::path::Path;
@@ -6,11 +6,10 @@ use std::path::Path;
 use lowtide_trainer::{Result, TrainError};
 use serde_json::{Map, Value};
 
-/// Every metric of a run over its steps, and the steps that did not go straight through.
+/// Every metric of a run by step, and the steps that were retried or skipped.
 ///
-/// Made from the objects of `metrics.jsonl`, line by line: every number in them but the step and
-/// the epoch is a point of the series of that name, so that metrics of a task's own need nothing
-/// further.
+/// Built from the objects of `metrics.jsonl`, line by line. Every number except the step and the
+/// epoch is a point of the series of that name, so a task's own metrics need nothing further.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
     series: Vec<Series>,
@@ -23,17 +22,17 @@ pub struct Curves {
 /// One metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// As the metrics file has it, such as `loss` or `test_loss`.
+    /// The name of the metric in the metrics file, such as `loss` or `test_loss`.
     pub name: String,
-    /// Whether it comes from evaluations: its name then begins with that of a set.
+    /// True if the values come from evaluations. The name then begins with the name of a set.
     pub is_evaluation: bool,
-    /// Steps, counted from 1, and values, in order. A value that was not finite is NaN.
+    /// Pairs of a step, counted from 1, and a value, in order. A value that was not finite is NaN.
     pub points: Vec<(u64, f64)>,
 }
 
 impl Series {
-    /// The set that was evaluated, `test` of `test_loss`, and the metric. What a step tells is of
-    /// no set.
+    /// The evaluated set and the metric, such as `test` and `loss` for `test_loss`. A metric of
+    /// training steps has no set.
     pub fn set_and_metric(&self) -> (Option<&str>, &str) {
         match self.name.split_once('_') {
             Some((set, metric)) if self.is_evaluation => (Some(set), metric),
@@ -46,12 +45,12 @@ impl Series {
         self.finite().next_back()
     }
 
-    /// The lowest finite value, the first of equals.
+    /// The lowest finite value with its step, the first of equals.
     pub fn lowest(&self) -> Option<(u64, f64)> {
         self.finite().min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The highest finite value, the first of equals.
+    /// The highest finite value with its step, the first of equals.
     pub fn highest(&self) -> Option<(u64, f64)> {
         self.finite().rev().max_by(|a, b| a.1.total_cmp(&b.1))
     }
@@ -62,7 +61,7 @@ impl Series {
 }
 
 impl Curves {
-    /// The curves of a metrics file. Its last line may be cut off, as in a run that was killed.
+    /// Reads the curves of a metrics file. The last line may be cut off, as in a killed run.
     ///
     /// # Errors
     /// `File` if it cannot be read; `Setting` if a line is no JSON object.
@@ -84,12 +83,12 @@ impl Curves {
         Ok(curves)
     }
 
-    /// Takes in one line of the metrics. A line without a step says nothing.
+    /// Adds a line of the metrics. A line without a step is ignored.
     pub fn add(&mut self, line: &Map<String, Value>) {
         let Some(step) = line.get("step").and_then(Value::as_u64) else { return };
         self.last_step = self.last_step.max(step);
         self.epoch = self.epoch.max(line.get("epoch").and_then(Value::as_u64).unwrap_or(0));
-        // Only steps have a batch.
+        // Only lines of steps have a batch.
         let is_evaluation = !line.contains_key("batch");
         self.add_numbers("", step, is_evaluation, line);
         let retries = line.get("retries").and_then(Value::as_array);
@@ -135,7 +134,7 @@ impl Curves {
     fn push(&mut self, name: &str, step: u64, value: f64, is_evaluation: bool) {
         let known = self.series.iter().position(|series| series.name == name);
         let index = known.unwrap_or_else(|| {
-            // How long an evaluation takes is of no set.
+            // The duration of an evaluation belongs to no set.
             let is_evaluation = is_evaluation && name != "evaluation_seconds";
             let points = Vec::new();
             self.series.push(Series { name: name.to_owned(), is_evaluation, points });
@@ -144,38 +143,38 @@ impl Curves {
         self.series[index].points.push((step, value));
     }
 
-    /// Every metric, and `samples_per_second`, which follows from two of them.
+    /// All metrics, and `samples_per_second`, which is computed from two of them.
     pub fn series(&self) -> &[Series] {
         &self.series
     }
 
-    /// The metric of that name.
+    /// The metric of this name.
     pub fn get(&self, name: &str) -> Option<&Series> {
         self.series.iter().find(|series| series.name == name)
     }
 
-    /// Steps that were rolled back and tried again, and why, in order.
+    /// Steps that were rolled back and retried, with the reasons, in order.
     pub fn retries(&self) -> &[(u64, String)] {
         &self.retries
     }
 
-    /// Steps whose update was left out because something in them was not finite.
+    /// Steps whose update was skipped because something in them was not finite.
     pub fn skipped(&self) -> &[u64] {
         &self.skipped
     }
 
-    /// The last step; 0 before the first.
+    /// The last step; 0 before the first step.
     pub fn last_step(&self) -> u64 {
         self.last_step
     }
 
-    /// The epoch of the last step, counted from 1; 0 before the first.
+    /// The epoch of the last step, counted from 1; 0 before the first step.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 }
 
-/// Why a step was tried again, and how it went on.
+/// The reason for a retry, and the recovery, in words.
 fn told(retry: &Value) -> String {
     let text = |name| retry.get(name).and_then(Value::as_str);
     let reason = text("reason").unwrap_or("not told");

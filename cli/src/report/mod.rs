@@ -1,12 +1,12 @@
-//! The outcome of a run as one page for a browser: curves, the memory of one step, retries and why,
-//! and what it takes to do it again.
+//! The outcome of a run as one page for a browser: curves, the memory of one step, retries with
+//! reasons, and everything needed to repeat the run.
 //!
-//! [`Report`] is an observer of any training that writes the page and keeps it up to date while the
-//! run goes on. What it shows is a [`Run`], which can also be [read](Run::read) from the folder of
-//! a run that is over; [`compare`] draws several of them on one page.
+//! [`Report`] is an observer for any training that writes the page and updates it during the run.
+//! The content of the page is a [`Run`], which can also be [read](Run::read) from the folder of a
+//! finished run; [`compare`] draws several runs on one page.
 //!
 //! A page is one file that loads nothing: style, script and data are inline, and a content security
-//! policy forbids the rest. Without JavaScript the figures and tables are complete, and only the
+//! policy forbids everything else. Without JavaScript, figures and tables are complete and only the
 //! drawings are missing. [`Run::to_html`] is a pure function of the run.
 
 mod about;

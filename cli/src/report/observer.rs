@@ -16,13 +16,13 @@ use super::about::About;
 use super::run::{Run, Status};
 use crate::timeline::{RecordedStep, Timeline};
 
-/// The page is not written more often than this.
+/// Least time between two writes of the page.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Writing takes one part of the run's time in this number at most.
+/// The share of the run's time that writing may take is 1 / `TIME_PARTS`.
 const TIME_PARTS: u32 = 50;
 
-/// Writes the page of a run, again every few seconds while the run goes on, each time beside its
-/// place and renamed. A browser that shows it loads it again by itself until the run is over.
+/// Writes the page of a run, and updates it every few seconds. Each update is written to a
+/// temporary file, which is then renamed. A browser reloads the page by itself until the run ends.
 ///
 /// ```no_run
 /// # use lowtide_trainer::prelude::*;
@@ -43,7 +43,7 @@ pub struct Report {
     started: Instant,
     /// Seconds that earlier calls of `fit` took.
     seconds_before: f64,
-    /// When the page may be written again.
+    /// The time from which the page may be written again.
     due: Instant,
     is_room_told: bool,
 }
@@ -69,8 +69,8 @@ impl Report {
         &self.run
     }
 
-    /// The run, to be changed, such as by facts that are known at the end only; [`Report::write`]
-    /// brings it to the page.
+    /// The run, for changes such as facts that are only known at the end. [`Report::write`] puts
+    /// the changes on the page.
     pub fn run_mut(&mut self) -> &mut Run {
         &mut self.run
     }
@@ -78,12 +78,12 @@ impl Report {
     /// Writes the page as it is now.
     ///
     /// # Errors
-    /// `File`; what was there is untouched.
+    /// `File`; an earlier page is untouched.
     pub fn write(&self) -> Result<()> {
         NewFile::write(&self.path, &self.run.to_html())
     }
 
-    /// [`Report::write`]; on a full disk the page stays as it was, which is told once.
+    /// [`Report::write`]. On a full disk the page stays as it was, and one note says so.
     ///
     /// # Errors
     /// `File` for any other reason.
@@ -106,7 +106,7 @@ impl Report {
         }
     }
 
-    /// Brings everything but the metrics up to date.
+    /// Updates all fields of the run except the metrics.
     fn update(&mut self, status: Status) {
         self.run.status = status;
         self.run.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
@@ -119,8 +119,8 @@ impl Report {
         }
     }
 
-    /// Writes the page if it is time. That it could not be written is an error at the end of the
-    /// run only: a disk that is full for a while should not end a training.
+    /// Writes the page if it is time. A failed write is only an error at the end of the run,
+    /// because a temporarily full disk should not end a training.
     fn keep_up(&mut self) {
         if Instant::now() < self.due {
             return;
@@ -134,9 +134,9 @@ impl Report {
 
 impl Observer for Report {
     /// # Errors
-    /// `File` if there can be no page at its place.
+    /// `File` if the page cannot be made at its path.
     fn on_start(&mut self, start: &RunStart, training: &mut dyn Training) -> Result<()> {
-        // Before the first step, so that a name that cannot be written to costs no training.
+        // Created before the first step, so that an unusable path costs no training.
         drop(NewFile::create(&self.path)?);
         self.seconds_before = self.run.seconds;
         self.started = Instant::now();
@@ -170,19 +170,19 @@ impl Observer for Report {
     }
 
     /// # Errors
-    /// `File` if the page cannot be written, unless the disk is full, which is only told.
+    /// `File` if the page cannot be written. A full disk only leads to a note.
     fn on_end(&mut self, _: &mut dyn Training) -> Result<()> {
         self.update(Status::Finished);
         self.write_if_room()
     }
 }
 
-/// A page of a run that ended with an error says so, if it can.
+/// Writes the page of a run that ended with an error, if possible.
 impl Drop for Report {
     fn drop(&mut self) {
         if matches!(self.run.status, Status::Running { .. }) {
             self.update(Status::Failed);
-            // The step that ended the run says more than a step that went well.
+            // The failed step is more useful than an earlier step that went well.
             self.run.memory = self.timeline.unfinished().or(self.run.memory.take());
             drop(self.write());
         }

@@ -1,4 +1,4 @@
-//! The HTML of the pages: head, tables, and what the scripts fill.
+//! The HTML of the pages: head, tables, and the elements that scripts fill.
 
 use lowtide_trace::timeline::{FORMAT_SCRIPT, POLICY, SCRIPT, STYLE, escaped_html};
 use serde_json::{Value, json};
@@ -10,17 +10,17 @@ use super::run::{Run, Status};
 use crate::human::format_bytes;
 use crate::timeline::RecordedStep;
 
-/// Between two loads of the page of a run that goes on.
+/// Seconds between two reloads of the page of a running training.
 const RELOAD_SECONDS: u32 = 4;
 /// Values longer than this take two columns of the summary.
 const WIDE_FACT_CHARS: usize = 15;
 /// Values longer than this take a line of their own.
 const FULL_FACT_CHARS: usize = 40;
-/// Rows of the table of retries; the rest is counted.
+/// Largest number of rows in the table of retries; further retries are counted.
 const RETRY_ROWS_MAX: usize = 20;
-/// Retries that are marked in the curves.
+/// Largest number of retries that are marked in the curves.
 const RETRY_MARKS_MAX: usize = 400;
-/// Modules in the table of the peak.
+/// Largest number of modules in the table of the peak.
 const MODULE_ROWS_MAX: usize = 12;
 
 pub(super) fn of_run(run: &Run) -> String {
@@ -42,7 +42,7 @@ pub(super) fn of_run(run: &Run) -> String {
         let reload = include_str!("reload.js").replace("SECONDS", &RELOAD_SECONDS.to_string());
         scripts.push(script(&reload));
     }
-    // Without scripts the browser is told to do it.
+    // Without scripts, the browser reloads the page itself.
     let refresh = format!(
         "<noscript><meta http-equiv=\"refresh\" content=\"{RELOAD_SECONDS}\"></noscript>\n"
     );
@@ -144,7 +144,7 @@ keyboard, arrows move the cursor, + and − zoom, 0 shows all.</span>
 </div>
 "#;
 
-/// Which colour is which run.
+/// The legend: the colour of each run.
 fn run_keys(titles: &[&str]) -> String {
     let key = |(run, title): (usize, &&str)| {
         let title = escaped_html(title);
@@ -168,7 +168,7 @@ fn thinning_note(charts: &[Chart<'_>]) -> String {
     )
 }
 
-/// Last, lowest and highest of every metric; those that do not move in one line.
+/// The last, lowest and highest value of every metric. Constant metrics share one line.
 fn extremes(curves: &Curves) -> String {
     let constants = constants(curves);
     let is_constant = |name: &str| constants.iter().any(|(constant, _)| *constant == name);
@@ -337,7 +337,7 @@ fn differences_section(titles: &[&str], rows: &[Row]) -> String {
     format!("<section>\n<h2>What differs in the recipes</h2>\n{table}</section>\n")
 }
 
-/// A table with a column for each run.
+/// A table of a comparison, with a column for each run.
 fn comparison(titles: &[&str], what: &str, rows: &[Row]) -> String {
     let head = |(run, title): (usize, &&str)| {
         let (run, title) = (run % 8, escaped_html(title));
@@ -361,7 +361,7 @@ fn comparison(titles: &[&str], what: &str, rows: &[Row]) -> String {
     )
 }
 
-/// The data of the curves. `<` is written as an escape, so that no text can close the element.
+/// The data of the curves. `<` is escaped, so that no text can close the element.
 fn island(charts: &[Chart<'_>], curves: &[&Curves], titles: &[&str]) -> String {
     let mut retried: Vec<u64> = match curves {
         [curves] => curves.retries().iter().map(|(step, _)| *step).collect(),

@@ -1,4 +1,4 @@
-//! The content of a run's page, and how it is read back from a folder.
+//! The content of a run's page, and how it is read from a folder.
 
 use std::fs;
 use std::io;
@@ -16,19 +16,19 @@ use crate::human::exact_bytes;
 use crate::run_dir::RunDir;
 use crate::timeline::RecordedStep;
 
-/// A run as far as it has come.
+/// A run in progress or a finished run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
-    /// Where it came from.
+    /// The origin of the run: the program, its arguments, the machine.
     pub about: About,
-    /// Whether there is more to come.
+    /// The state of the run.
     pub status: Status,
-    /// Steps that the run will have had at its end, earlier ones of the training included; 0 if it
-    /// is not known.
+    /// Number of steps at the planned end of the run, including earlier steps of the training; 0 if
+    /// unknown.
     pub steps_planned: u64,
-    /// Epochs that the run will have had at its end; 0 if it is not known.
+    /// Number of epochs at the planned end of the run; 0 if unknown.
     pub epochs_planned: u64,
-    /// Wall time so far; 0 if it is not known.
+    /// Wall time so far; 0 if unknown.
     pub seconds: f64,
     /// Every metric.
     pub curves: Curves,
@@ -40,28 +40,27 @@ pub struct Run {
     pub facts: Vec<(String, String)>,
 }
 
-/// Whether a run is over.
+/// The state of a run when its page is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
-    /// Its page loads itself again every few seconds.
+    /// The run goes on. A browser reloads its page every few seconds.
     Running {
-        /// When the page was written.
+        /// The time at which the page was written.
         written: SystemTime,
     },
-    /// In good order, after its last step or where it was told to stop.
+    /// The run has ended without an error, after its last step or an earlier stop.
     #[default]
     Finished,
-    /// By an error.
+    /// The run was ended by an error.
     Failed,
 }
 
 impl Run {
-    /// A run from what it left in its folder: metrics, recipe and summary. The title is the name
-    /// of the folder. The metrics of a run that did not end count as far as they go.
-    ///
+    /// Reads a run from its folder: metrics, recipe and summary. The title is the name of the
+    /// folder. The metrics of an interrupted run are used as far as they go.
     /// # Errors
-    /// `File` if there are no metrics or a file cannot be read; `Setting` if a line of the metrics
-    /// is none.
+    /// `File` if there are no metrics or a file cannot be read; `Setting` for an invalid line of
+    /// the metrics.
     pub fn read(folder: &Path) -> Result<Run> {
         let files = RunDir::open(folder)?;
         let name = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
@@ -77,7 +76,7 @@ impl Run {
         if let Ok(Value::Object(summary)) = serde_json::from_str(&summary) {
             run.budget_bytes = summary.get("budget_bytes").and_then(Value::as_u64);
             run.seconds = summary.get("seconds").and_then(Value::as_f64).unwrap_or(0.0);
-            // The curves say the others.
+            // The curves show the other members.
             let figures = summary.iter().filter(|(name, value)| {
                 let says = !value.is_null() && **value != Value::Bool(false);
                 says && run.curves.get(name).is_none() && is_own_figure(name)
@@ -98,7 +97,7 @@ impl Run {
         self.curves.get(name)?.last().map(|(_, value)| value)
     }
 
-    /// The summary, name and value in reading order.
+    /// All lines of the summary, name and value in reading order.
     pub(super) fn all_facts(&self) -> Vec<(String, String)> {
         let mut facts = vec![("Status".to_owned(), self.told())];
         if self.seconds > 0.0 {
@@ -130,13 +129,13 @@ impl Run {
         if !self.curves.skipped().is_empty() {
             facts.push(("Skipped updates".to_owned(), self.curves.skipped().len().to_string()));
         }
-        // The program that trains has the last word on a name.
+        // Facts of the training program replace facts of the same name.
         facts.retain(|(name, _)| self.facts.iter().all(|(own, _)| own != name));
         facts.extend(self.facts.iter().cloned());
         facts
     }
 
-    /// How far it has come.
+    /// The progress of the run, in words.
     fn told(&self) -> String {
         let step = self.curves.last_step();
         let steps = match self.steps_planned {
@@ -161,7 +160,8 @@ impl Run {
     }
 }
 
-/// The last of the largest values: the short last batch of an epoch says nothing about the plan.
+/// The last value of a metric at a step with a full batch. A short last batch tells nothing about
+/// the plan.
 fn last_full(run: &Run, name: &str) -> Option<(u64, f64)> {
     let batches = run.curves.get("batch")?;
     let (_, full) = batches.highest()?;
@@ -170,7 +170,7 @@ fn last_full(run: &Run, name: &str) -> Option<(u64, f64)> {
     run.curves.get(name)?.points.iter().rev().find(|&&(at, _)| at == step).copied()
 }
 
-/// Wall time for people.
+/// A wall time in hours, minutes and seconds.
 pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds as u64;
     match whole {
@@ -180,7 +180,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Whether a member of the summary says what no curve does, in a line.
+/// True if a member of the summary is not shown by a curve and fits into a line.
 fn is_own_figure(name: &str) -> bool {
     const OF_CURVES: [&str; 5] = ["epochs", "retried_steps", "seconds", "steps", "train_loss_last"];
     !OF_CURVES.contains(&name) && name != "product_kernels"
@@ -195,7 +195,7 @@ fn figure(name: &str, value: &Value) -> String {
     }
 }
 
-/// The text of a file, if it is there.
+/// The text of a file; `None` if the file does not exist.
 fn optional(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

@@ -1,4 +1,4 @@
-//! Laws of the pages: well formed, closed to the outside, equal to what was measured, small.
+//! Laws of the pages: well formed, self-contained, equal to the measurements, and small.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::timeline::RecordedStep;
 const MIB: u64 = 1 << 20;
 const HOSTILE: &str = "</script><img src=x onerror=\"a\">&'<!--";
 
-/// Steps with a loss, a retry at step 40 if there are as many, and an epoch every ten.
+/// Steps with a loss, an epoch every ten steps, and a retry at step 40 if there is one.
 fn curves(step_count: u64) -> Curves {
     let mut curves = Curves::default();
     for step in 1..=step_count {
@@ -73,7 +73,7 @@ fn memory() -> RecordedStep {
     RecordedStep { step: 40, retry_count: 1, is_committed: true, recording, notes }
 }
 
-/// A run with everything in it.
+/// A run with all kinds of content.
 fn example(step_count: u64) -> Run {
     Run {
         about: About {
@@ -100,7 +100,8 @@ fn running() -> Run {
     Run { status: Status::Running { written }, steps_planned: 500, ..example(120) }
 }
 
-/// Every opened tag is closed in order, every attribute is quoted, and no text is left as markup.
+/// Checks that every opened tag is closed in order, every attribute is quoted, and no markup is
+/// left in text.
 #[track_caller]
 fn check_well_formed(html: &str) {
     const VOID: [&str; 3] = ["meta", "!DOCTYPE", "input"];
@@ -130,7 +131,7 @@ fn check_well_formed(html: &str) {
     assert!(open.is_empty(), "left open: {open:?}");
 }
 
-/// The data that the script of the curves reads.
+/// The data for the script of the curves.
 #[track_caller]
 fn island(html: &str) -> Value {
     let (_, text) = html.split_once("id=\"curves\">").expect("the data");
@@ -138,7 +139,7 @@ fn island(html: &str) -> Value {
     serde_json::from_str(text).expect("valid JSON")
 }
 
-/// The curve of that place in the chart of that title.
+/// The curve with this index in the chart with this title.
 #[track_caller]
 fn curve(html: &str, title: &str, index: usize) -> Value {
     let data = island(html);
@@ -175,7 +176,7 @@ fn the_check_of_form_finds_a_crossed_tag() {
 #[test]
 fn pages_refer_to_nothing_outside() {
     for html in [running().to_html(), compare(&[example(20), example(30)])] {
-        // The policy's `http-equiv` is the only place where these letters may stand.
+        // The policy's `http-equiv` is the only place where these letters are allowed.
         let html = html.replace("http-equiv", "");
         for reference in ["http", "src=", "href", "url(", "@import", "import(", "fetch(", "<link"] {
             assert!(!html.contains(reference), "{reference}");
@@ -238,7 +239,7 @@ fn curves_of_the_page_are_those_of_the_metrics() {
     }
     assert_eq!(run.last("samples_per_second"), Some(128.0));
     assert_eq!(island(&html)["retried"], json!([40]));
-    // A metric that never moves has no chart, but a line.
+    // A metric that never changes has a line instead of a chart.
     assert_eq!(titles(&html).len(), 5);
     assert!(html.contains("Batch 64, Micro batch 32, Seconds per step 500 ms"), "constants");
 }
@@ -269,7 +270,7 @@ fn every_set_that_is_evaluated_has_a_curve_in_the_chart_of_its_metric() {
     assert_eq!(named(1), (json!("test"), json!(1)));
     assert_eq!(named(2), (json!("valid"), json!(2)));
     assert!(html.contains("<dt>Valid loss</dt><dd>0.5</dd>"));
-    // The time of an evaluation is not that of a step.
+    // The time of an evaluation does not count as the time of a step.
     assert_eq!(run.curves.get("seconds").map(|series| series.points.len()), Some(20));
     assert_eq!(run.last("evaluation_seconds"), Some(3.0));
 }
@@ -279,11 +280,11 @@ fn memory_of_the_page_is_the_recorded_step() {
     let run = example(100);
     let memory = run.memory.as_ref().expect("it has one");
     let html = run.to_html();
-    // What is in the element is the allocator's law; here, that it is this one.
+    // The content of the element is tested in the trace crate; here it only has to be this element.
     assert!(html.contains(&memory.recording.timeline_element(&memory.notes)));
     assert!(html.contains("<h2>Memory inside step 40</h2>"));
     assert!(html.contains("rolled back and tried again"));
-    // Without scripts: 4000 bytes each, rounded to 512.
+    // Without scripts: 4000 bytes each, rounded up to a multiple of 512.
     assert!(html.contains("<th scope=\"row\">conv</th><td class=\"number\">4 KiB</td>"));
     assert!(html.contains("<th scope=\"row\">activation</th><td class=\"number\">8 KiB</td>"));
     let without = Run { memory: None, ..run };
@@ -465,7 +466,7 @@ fn run_is_read_from_its_folder_as_far_as_it_goes() {
     assert_eq!((run.seconds, run.budget_bytes), (7.5, Some(1024)));
     assert!(run.facts.contains(&("Final state hash".to_owned(), "ab".to_owned())));
 
-    // A run that was killed has its metrics beside their place, the last line perhaps cut off.
+    // A killed run has its metrics under the temporary name, perhaps with a half last line.
     fs::write(path.join("metrics.jsonl.partial"), format!("{LINES}{{\"step\":2,\"lo"))
         .expect("one");
     fs::remove_file(path.join("metrics.jsonl")).expect("it is there");

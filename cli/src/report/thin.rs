@@ -1,23 +1,23 @@
-//! Long series in few points.
+//! Long series reduced to few points.
 
-/// Points of a curve at most; more than a screen is wide.
+/// Largest number of points of a curve; more than a screen is wide.
 pub(super) const POINTS_MAX: usize = 1000;
 
-/// A curve in at most [`POINTS_MAX`] points, each for as many values as the others: their mean,
-/// the lowest and the highest, so that no peak is lost.
+/// A curve in at most [`POINTS_MAX`] points, each for an equal number of values. A point has the
+/// mean, the lowest and the highest of its values, so no peak is lost.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Thinned {
-    /// Values behind each point, but perhaps the last.
+    /// Number of values behind each point. The last point may have fewer.
     pub(super) each: usize,
-    /// The steps of the first values.
+    /// The step of the first value behind each point.
     pub(super) steps: Vec<u64>,
-    /// NaN where no value is finite.
+    /// The mean of the finite values behind each point; NaN if there are none.
     pub(super) means: Vec<f64>,
-    /// Empty where a point is one value.
+    /// The lowest value behind each point. Empty if a point is one value.
     pub(super) lows: Vec<f64>,
-    /// Empty where a point is one value.
+    /// The highest value behind each point. Empty if a point is one value.
     pub(super) highs: Vec<f64>,
-    /// Values that are not finite; they are in no mean.
+    /// Number of values that are not finite. No mean contains them.
     pub(super) gap_count: usize,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn thin(points: &[(u64, f64)]) -> Thinned {
             continue;
         }
         let of = |value: f64| if count == 0 { f64::NAN } else { rounded(value) };
-        // Each part of the sum is small enough that no sum overflows.
+        // Each value is divided before the sum, so that the sum does not overflow.
         thinned.means.push(of(finite().map(|value| value / count as f64).sum()));
         thinned.lows.push(of(finite().fold(f64::INFINITY, f64::min)));
         thinned.highs.push(of(finite().fold(f64::NEG_INFINITY, f64::max)));
@@ -42,7 +42,7 @@ pub(super) fn thin(points: &[(u64, f64)]) -> Thinned {
     thinned
 }
 
-/// Seven digits: as many as a number of 32 bits has, and half the size of the page.
+/// Seven digits: the precision of f32, and half the size of the page.
 fn rounded(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }

@@ -1,4 +1,4 @@
-//! `lowtide calibrate`, and what becomes of the rates that it keeps.
+//! `lowtide calibrate`, and the use of the rates that it stores.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,13 +8,13 @@ use serde_json::Value;
 use crate::place::{Outcome, Place};
 use crate::train::SMALL;
 
-/// A folder with a small recipe and a calibration of one thread in its cache.
+/// A folder with a small recipe, and a cache with a calibration of one thread.
 struct Calibrated {
     place: Place,
     kept: Value,
 }
 
-/// The command with a cache of its own, which has no calibration at first.
+/// The command with a separate cache, which has no calibration at first.
 fn command(place: &Place, arguments: &str) -> Command {
     let mut command = place.command(arguments);
     command.env_remove("LOWTIDE_RATES").env("XDG_CACHE_HOME", place.path("cache"));
@@ -38,7 +38,7 @@ impl Calibrated {
         run(&self.place, "plan small.toml --threads 1 --budget 1MiB")
     }
 
-    /// The plan is made by nominal rates, with a line that says why.
+    /// Checks that the plan uses nominal rates, and that a line gives the reason.
     #[track_caller]
     fn check_nominal(&self, words: &[&str]) {
         let outcome = self.plan();
@@ -74,7 +74,7 @@ fn rates_are_kept_for_the_plans_of_this_machine() {
     assert!(plan["survey"][0]["step_seconds"].as_f64() > Some(0.0), "{plan}");
     let words = run(place, "plan small.toml --threads 1 --budget 1MiB,2MiB").check_done();
     assert!(words.contains(&format!("time of a step by the rates measured on {day}")), "{words}");
-    // Two plans by one file of rates print the same words.
+    // Two plans with the same file of rates print the same text.
     assert_eq!(run(place, arguments).check_done(), run(place, arguments).check_done());
 
     let summary =

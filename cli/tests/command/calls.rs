@@ -1,5 +1,5 @@
-//! A run is killed, or the disk is full, at each call that changes a file: what was whole before is
-//! whole afterwards, and `--resume` goes on to the bits of a run that was never disturbed.
+//! A run is killed, or the disk is full, at each call that changes a file. Complete files stay
+//! complete, and `--resume` leads to the bits of an undisturbed run.
 
 #![cfg(target_os = "linux")]
 
@@ -26,7 +26,7 @@ epochs = 2
 clip_norm = 1.0
 ";
 
-/// System calls that write, sync and rename, under their names on all processors.
+/// System calls that write, sync and rename, with their names on all processors.
 const WRITES: &str =
     "write,pwrite64,fsync,fdatasync,?rename,?renameat,renameat2,?mkdir,mkdirat,fallocate";
 
@@ -51,7 +51,7 @@ fn read_tree(folder: &Path) -> Tree {
     }
     let mut tree = Tree::new();
     add(&mut tree, folder, "");
-    // Files that a run keeps beside its own, while it goes on or after it has failed, are left out.
+    // Temporary files, and the files of a failed run, are left out.
     tree.retain(|place, _| !place.starts_with("/.") && !place.starts_with("/unfinished/"));
     tree
 }
@@ -64,14 +64,14 @@ fn write_tree(tree: &Tree, folder: &Path) {
     }
 }
 
-/// A folder with an earlier run, `cut`, into which one is trained that something happens to.
+/// A folder with an earlier run, `cut`. The disturbed runs are trained into it.
 struct Drill {
     place: Place,
-    /// The run that is disturbed, as arguments of `lowtide`.
+    /// The arguments of the run that is disturbed.
     arguments: String,
     /// The earlier run's files.
     earlier: Tree,
-    /// Hashes of runs that nothing happened to: this one, and an epoch longer.
+    /// Final hashes of undisturbed runs: of this one, and of one that is an epoch longer.
     hashes: [String; 2],
 }
 
@@ -86,15 +86,15 @@ impl Drill {
         let longer = place.train("recipe.toml --epochs 3", "longer");
         place.train("recipe.toml --seed 1 --checkpoint-every 6steps", "cut");
         let earlier = read_tree(&place.path("cut"));
-        // Without memory for a copy, the thread that trains writes the checkpoints, too. Only that
-        // one is watched: the calls of others come at other moments in each run.
+        // Without memory for a copy, the training thread also writes the checkpoints. Only this
+        // thread is traced, because calls of other threads come at other moments in each run.
         let budget = plain["predicted_peak_bytes"].as_u64().expect("a number");
         let arguments =
             format!("train recipe.toml --checkpoint-every 3steps --budget {budget}B --quiet");
         Drill { place, arguments, earlier, hashes: [hash(plain), hash(longer)] }
     }
 
-    /// The run under `strace` with these options.
+    /// Runs the training under `strace` with these options.
     fn trace(&self, options: &[&str]) -> std::io::Result<Outcome> {
         drop(fs::remove_dir_all(self.place.path("cut")));
         write_tree(&self.earlier, &self.place.path("cut"));
@@ -108,17 +108,18 @@ impl Drill {
         Ok(Outcome { code: output.status.code(), stdout, stderr })
     }
 
-    /// How often the run makes any of these calls; `None` where there is no `strace`.
+    /// Number of these calls in the run; `None` without `strace`.
     fn count(&self, calls: &str) -> Option<usize> {
         self.trace(&["-o", "calls", "-e", &format!("trace={calls}")]).ok()?.check_done();
         let lines = String::from_utf8(self.place.read("calls")).expect("UTF-8").lines().count();
         Some(lines)
     }
 
-    /// Checks that `cut` holds the earlier run or the undisturbed one. True if it is the latter.
+    /// Checks that `cut` holds the earlier run or the undisturbed one. Returns true for the
+    /// undisturbed one.
     #[track_caller]
     fn is_published(&self, what: &str) -> bool {
-        // Ends a publication that was cut off. There is a model at every moment.
+        // `eval` completes an interrupted publication. At every moment there is a model.
         self.place.run("eval cut --json").check_done();
         let tree = read_tree(&self.place.path("cut"));
         if tree == self.earlier {
@@ -141,7 +142,7 @@ impl Drill {
         names.into_iter().filter(|name| name.starts_with("step-")).collect()
     }
 
-    /// Goes on after a disturbance; whether there was a checkpoint to go on from.
+    /// Checks that the run resumes after a disturbance. Returns true if there was a checkpoint.
     #[track_caller]
     fn check_goes_on(&self, what: &str) -> bool {
         if !self.is_published(what) {
@@ -149,7 +150,7 @@ impl Drill {
             let is_begun = files.iter().any(|files| !self.checkpoints(files).is_empty());
             let resumed = self.place.run("train --resume cut --quiet");
             if !is_begun {
-                // The earlier one, which has all its epochs.
+                // The earlier run has all its epochs.
                 let line = resumed.check_refused(1, &["has its 2 epochs"]);
                 assert_eq!(read_tree(&self.place.path("cut")), self.earlier, "{what}: {line}");
                 return false;
@@ -157,7 +158,7 @@ impl Drill {
             assert_eq!(resumed.code, Some(0), "{what}: {resumed:?}");
             assert!(self.is_published(what), "{what}");
         }
-        // What is left can be gone on with, too, unless no checkpoint could be written.
+        // The remaining files can be resumed too, unless no checkpoint could be written.
         if !self.checkpoints("cut").is_empty() {
             let resumed = self.place.run("train --resume cut --epochs 3 --quiet");
             assert_eq!(resumed.code, Some(0), "{what}: {resumed:?}");
@@ -167,8 +168,8 @@ impl Drill {
         true
     }
 
-    /// Lets `effect` happen to every one of `calls`, or to some; `ever` is `+` if also to all after
-    /// that one.
+    /// Applies `effect` to each of `calls` in turn, or to a sample of them. If `ever` is `+`, it
+    /// also applies to all later calls.
     fn disturb(&self, calls: &str, effect: &str, ever: &str) {
         let Some(count) = self.count(calls) else {
             return skip("runs that are disturbed at a call", "strace does not start");

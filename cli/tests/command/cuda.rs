@@ -1,8 +1,8 @@
-//! `--device cuda`, with a driver and without.
+//! `--device cuda`, with and without a driver.
 
 use crate::place::{Outcome, Place};
 
-/// Runs the command where no driver is in the folders that it is told.
+/// Runs the command with library folders that contain no driver.
 fn without_driver(place: &Place, arguments: &str) -> Option<Outcome> {
     let mut command = place.command(arguments);
     let outcome = Outcome::of(command.env("LOWTIDE_CUDA_LIBS", place.path("no-such-folder")));
@@ -51,7 +51,8 @@ mod on_the_pretend_device {
     use crate::place::{Outcome, Place};
     use crate::pretend::DRIVER;
 
-    /// Losses of the processor and of the device, relative to each other, after up to six steps.
+    /// Largest relative difference between the losses of processor and device, after up to six
+    /// steps.
     const TOLERANCE: f64 = 1e-4;
 
     fn train(place: &Place, arguments: &str, out: &str) -> Option<Value> {
@@ -83,7 +84,7 @@ mod on_the_pretend_device {
         for fact in ["NVIDIA device 0", "Outside the allocator", "cuBLASLt 120800 in f32"] {
             assert!(page.contains(fact), "the page does not say `{fact}`");
         }
-        // The pretend device has 64 MiB, and charges nothing for its context.
+        // The pretend device has 64 MiB, and its context takes no memory.
         let outside_bytes = found["outside_bytes"].as_u64().expect("a number");
         assert_eq!(outside_bytes + found["budget_bytes"].as_u64().expect("a number"), 64 << 20);
         assert!(outside_bytes >= 2 << 20, "{found}");
@@ -105,7 +106,7 @@ mod on_the_pretend_device {
             let [two, one] = ["two", "one"].map(|out| losses(&place, out));
             assert_eq!(two, one, "{zero}");
         }
-        // Gradients that are divided as they come: not the sums of leaves.
+        // Gradients are divided one by one, without a tree of shards.
         let task_of = |zero| format!("--epochs 1 --device cuda --ranks 2 --zero {zero}");
         let [whole, divided] = [0, 2].map(|zero| train(&place, &task_of(zero), &zero.to_string()));
         let (whole, divided) = (whole.expect("it ran"), divided.expect("it ran"));
@@ -200,7 +201,7 @@ mod on_the_pretend_device {
         let place = Place::new();
         let Some(calm) = train(&place, "--epochs 1 --device cuda", "calm") else { return };
         let allocations = calm["allocations"].as_u64().expect("a number");
-        // Six steps and one evaluation: two thirds of the way is still among the steps.
+        // Six steps and one evaluation: up to two thirds of the allocations belong to steps.
         for twelfth in [0, 1, 3, 5, 8] {
             let nth = (allocations * twelfth / 12).max(1);
             let arguments = format!("--epochs 1 --device cuda --fault-at {nth}");
@@ -208,7 +209,7 @@ mod on_the_pretend_device {
             for same in ["final_state_hash", "test_accuracy", "micro_batch"] {
                 assert_eq!(drill[same], calm[same], "{same} after allocation {nth} failed");
             }
-            // The first is that of the memory for next batches, which the run can do without.
+            // Allocation 1 is the memory for copying batches ahead, which the run can do without.
             assert_eq!(drill["retried_steps"], u64::from(nth > 1), "allocation {nth}");
         }
     }

@@ -1,5 +1,5 @@
-//! Recipes on every kind of data that people have, in small: each is planned, trained and
-//! evaluated, and the plan is the run to the byte.
+//! Recipes on every common kind of data, in small. Each is planned, trained and evaluated, and the
+//! plan matches the run to the byte.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use parquet::schema::parser::parse_message_type;
 
 use crate::place::Place;
 
-/// Trains `recipe` for two epochs; every metric is there and finite.
+/// Trains `recipe` for two epochs. Checks that every metric is present and finite.
 fn check(place: &Place, name: &str, recipe: &str, metrics: &[&str]) {
     let file = format!("{name}.toml");
     place.write(&file, recipe);
@@ -25,7 +25,7 @@ fn check(place: &Place, name: &str, recipe: &str, metrics: &[&str]) {
     place.run(&format!("eval {name}")).check_done();
 }
 
-/// A PNG file of 20x17 pixels of 8 bits, each what `value` says of its row, column and channel.
+/// A PNG file of 20x17 pixels of 8 bits. `value` gives a pixel by row, column and channel.
 fn png(path: &Path, color: png::ColorType, value: impl Fn(usize, usize, usize) -> u8) {
     let (width, height, channels) = (20, 17, color.samples());
     fs::create_dir_all(path.parent().expect("a folder")).expect("room");
@@ -77,7 +77,7 @@ fn image_folders_train_as_they_are_varied_and_in_parts() {
     let data = "[data]\nkind = \"image-folder\"\nfolder = \"parts\"\nshape = [1, 12, 20]\n";
     let cut = "[augment]\ncrop_padding = 2\ncutmix = 1.0\n";
     check(&place, "parts", &format!("{data}{cut}{SMALL_CNN}"), &["test_accuracy"]);
-    // A file that is no image ends the run, unless it may be left out of what is learned.
+    // A file that is not an image ends the run, unless training samples may be left out.
     place.write("parts/train/dark/0.png", b"no image");
     let words = ["cannot be loaded", "0.png"];
     place.run("train parts.toml --epochs 1").check_failed(1, &words);
@@ -162,7 +162,7 @@ fn tables_train_classes_and_numbers() {
     let data = "[data]\nkind = \"csv\"\nfile = \"table.csv\"\n";
     let of_class = "target = \"kind\"\n";
     check(&place, "class", &format!("{data}{of_class}{mlp}"), &["test_accuracy"]);
-    // Another column that is no number is told with its line.
+    // A value that is not a number is reported with its line.
     let of_number = "target = \"price\"\nnumber = true\n";
     place.write("words.toml", format!("{data}{of_number}{mlp}"));
     place.run("check words.toml").check_refused(1, &["table.csv", "line 2"]);
@@ -232,7 +232,7 @@ fn arrays_of_numpy_train() {
 enum Column {
     Classes(Vec<i64>),
     Numbers(Vec<f64>),
-    /// Lists of two.
+    /// A list of two numbers in each row.
     Pairs(Vec<f32>),
     Files(Vec<Vec<u8>>),
 }

@@ -8,7 +8,7 @@ use crate::place::{FILES, Outcome, Place, is_deep, skip};
 use crate::resume::LONG;
 use crate::train::SMALL;
 
-/// `lowtide` in a shell that lets no file grow beyond `size_kib`.
+/// Runs `lowtide` in a shell that limits the size of files to `size_kib`.
 fn limited(place: &Place, size_kib: u64, arguments: &str) -> Outcome {
     let script = format!(
         "trap '' XFSZ; ulimit -f {}; exec \"$0\" {arguments}",
@@ -43,7 +43,7 @@ fn metrics_and_report_are_lost_before_the_model_and_that_is_told_once() {
     place.write("small.toml", SMALL);
     let whole = place.train("small.toml --epochs 20", "whole");
     let arguments = "train small.toml --epochs 20 --quiet --checkpoint-every 1epoch --out run";
-    // Room for a file of the model, but neither for all metrics nor for the report.
+    // There is room for the file of the model, but neither for all metrics nor for the report.
     let outcome = limited(&place, 20, arguments);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let notes: Vec<&str> = outcome.stderr.lines().collect();
@@ -56,7 +56,7 @@ fn metrics_and_report_are_lost_before_the_model_and_that_is_told_once() {
     let run = place.json("run/summary.json");
     assert_eq!(run["final_state_hash"], whole["final_state_hash"]);
     assert_eq!(place.read("run/model.safetensors"), place.read("whole/model.safetensors"));
-    // Whole lines up to where there was room, and a page that says why there is none.
+    // The metrics end with a whole line, and a page says why there is no report.
     let metrics = String::from_utf8(place.read("run/metrics.jsonl")).expect("UTF-8");
     assert!(metrics.len() > 10 << 10 && metrics.ends_with("}\n"), "{} bytes", metrics.len());
     let page = String::from_utf8(place.read("run/report.html")).expect("UTF-8");
@@ -95,8 +95,8 @@ fn full_disk_leaves_the_earlier_run_whole() {
 
 #[test]
 fn run_that_has_begun_on_a_disk_of_any_size_ends_with_its_model_and_last_checkpoint() {
-    // The first run's metrics, checkpoints and report fill the disk; the second one goes on where
-    // there is room.
+    // The metrics, checkpoints and report of the first run fill the disk. The second run goes on
+    // where there is room.
     const SCRIPT: &str = r#"
         set -e
         for size in $(cat sizes); do
@@ -149,8 +149,8 @@ fn run_that_has_begun_on_a_disk_of_any_size_ends_with_its_model_and_last_checkpo
 
 #[test]
 fn disk_that_something_else_fills_costs_no_checkpoint_that_is_there() {
-    // The run goes on to its end the first time; the second time it is killed later. It is stopped
-    // while it is looked at, so that it does not end between two looks on a busy machine.
+    // The first time, the run goes on to its end; the second time it is killed later. Inspections
+    // stop the run, so that it does not end between two of them on a busy machine.
     const SCRIPT: &str = r#"
         set -e
         mount -t tmpfs -o size=1m none disk
@@ -201,8 +201,8 @@ fn disk_that_something_else_fills_costs_no_checkpoint_that_is_there() {
     assert!(names.contains("step-000001") || names.contains("step-000002"), "{names}");
 }
 
-/// Output of a shell script that may mount file systems, for which there is a folder `disk`. `None`
-/// if this user may mount none.
+/// The output of a shell script that may mount file systems, with a folder `disk` for them. `None`
+/// if this user may not mount.
 fn with_own_mounts(place: &Place, script: &str) -> Option<String> {
     std::fs::create_dir(place.path("disk")).expect("a folder");
     let run = |script: &str| {

@@ -1,4 +1,4 @@
-//! Recipes with a teacher: the model of another run.
+//! Recipes with a teacher, which is the model of another run.
 
 use crate::place::Place;
 use crate::train::SMALL;
@@ -20,7 +20,7 @@ fn student_is_trained_with_the_teacher_of_a_run_and_evaluated_without_it() {
     let summary = place.train("student.toml --epochs 2", "student");
     assert_eq!(place.files("teacher"), teacher);
     assert!(String::from_utf8(place.read("student/recipe.toml")).unwrap().contains("[distill]"));
-    // The student alone is in the file.
+    // The file has only the student.
     place.train("small.toml --epochs 2", "alone");
     let [student, alone] =
         ["student", "alone"].map(|run| place.read(&format!("{run}/model.safetensors")));
@@ -28,7 +28,7 @@ fn student_is_trained_with_the_teacher_of_a_run_and_evaluated_without_it() {
     assert_ne!(student, alone);
     place.train("student.toml --epochs 2 --set distill.weight=0.0", "none");
     assert_eq!(place.read("none/model.safetensors"), alone);
-    // Without the teacher it is evaluated all the same.
+    // The student is evaluated without the teacher.
     std::fs::rename(place.path("teacher"), place.path("gone")).expect("a folder");
     let json = place.run("eval student --json").check_done();
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");

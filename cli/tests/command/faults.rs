@@ -1,4 +1,4 @@
-//! The drill: an allocation fails, and nothing is lost.
+//! The fault drill: an allocation fails, and nothing is lost.
 
 use crate::place::Place;
 
@@ -7,7 +7,7 @@ fn failed_allocation_of_any_step_changes_nothing_but_the_count_of_retries() {
     let place = Place::new();
     let calm = place.train("--epochs 1", "calm");
     let allocations = calm["allocations"].as_u64().expect("a number");
-    // Six steps and one evaluation: two thirds of the way is still among the steps.
+    // Six steps and one evaluation: up to two thirds of the allocations belong to steps.
     for twelfth in 0..=8 {
         let nth = (allocations * twelfth / 12).max(1);
         let arguments = format!("--epochs 1 --fault-at {nth}");

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use crate::place::{Outcome, Place};
 
-/// `lowtide` in a shell that does `first` before.
+/// Runs `lowtide` in a shell after the command `first`.
 pub(crate) fn after(place: &Place, first: &str, arguments: &str) -> Outcome {
     Outcome::of(&mut command_after(place, first, arguments))
 }
 
-/// A command, ready to run, that starts `lowtide` in a shell after `first`.
+/// A command that starts `lowtide` in a shell after `first`.
 pub(crate) fn command_after(place: &Place, first: &str, arguments: &str) -> Command {
     let script = format!("{first} && exec \"$0\" {arguments}");
     let mut shell = Command::new("sh");
@@ -19,14 +19,14 @@ pub(crate) fn command_after(place: &Place, first: &str, arguments: &str) -> Comm
     shell
 }
 
-/// A control group for one test, which takes it away again.
+/// A control group for one test. Dropping this removes the group.
 pub(crate) struct Group {
     folder: PathBuf,
     is_v2: bool,
 }
 
 impl Group {
-    /// With this limit on memory, and without swap; `None` where this user may make none.
+    /// A group with this memory limit and without swap; `None` if this user may not make groups.
     pub(crate) fn new(name: &str, limit_bytes: usize) -> Option<Group> {
         let folder = format!("lowtide-test-{}-{name}", std::process::id());
         let [v2, v1] = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(PathBuf::from);
@@ -51,15 +51,16 @@ impl Group {
         format!("echo $$ >{}", self.folder.join("cgroup.procs").display())
     }
 
-    /// Processes that the system has killed for want of memory; `None` where it does not say.
+    /// Number of processes that the system has killed for lack of memory; `None` if it does not
+    /// report it.
     pub(crate) fn kills(&self) -> Option<usize> {
         let name = if self.is_v2 { "memory.events" } else { "memory.oom_control" };
         let text = fs::read_to_string(self.folder.join(name)).ok()?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
-    /// What is charged now and cannot be given back: all but the pages of files. 0 where the system
-    /// does not say.
+    /// Bytes charged now that cannot be given back: everything except pages of files. 0 if the
+    /// system does not report it.
     pub(crate) fn kept_bytes(&self) -> usize {
         let (usage, files) = if self.is_v2 {
             ("memory.current", ["inactive_file ", "active_file "])

@@ -1,4 +1,4 @@
-//! `--json`: one object on standard output, whether it worked or not.
+//! `--json`: one object on standard output, on success and on failure.
 
 use serde_json::Value;
 

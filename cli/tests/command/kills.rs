@@ -1,5 +1,5 @@
-//! Processes that are killed, or run out of memory, while they fine-tune or export: what they were
-//! to leave is not there, or whole, and the same command then does what it would have done.
+//! Processes that are killed, or run out of memory, while they fine-tune or export. The output is
+//! missing or complete, and the same command then succeeds.
 
 #![cfg(unix)]
 
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use crate::place::{FILES, Place, is_deep};
 use crate::pretrained::place;
 
-/// How often each command is killed; many times more in the long tests.
+/// Number of kills of each command; many times more in the deep tests.
 fn kill_count() -> u32 {
     if is_deep() { 100 } else { 3 }
 }
 
-/// Instants to kill a process at that takes so long: spread over its time by a seed, and a little
-/// beyond its end.
+/// Times at which to kill a process that normally takes `whole`: spread by a seed over this time
+/// and a little more.
 fn instants(seed: u64, whole: Duration) -> impl Iterator<Item = Duration> {
     let count = kill_count();
     (0..count).map(move |at| {
@@ -28,7 +28,7 @@ fn instants(seed: u64, whole: Duration) -> impl Iterator<Item = Duration> {
     })
 }
 
-/// Runs a command to its good end; how long it took.
+/// Runs a command, checks that it succeeds, and returns its duration.
 #[track_caller]
 fn timed(place: &Place, arguments: &str) -> Duration {
     let start = Instant::now();
@@ -36,7 +36,7 @@ fn timed(place: &Place, arguments: &str) -> Duration {
     start.elapsed()
 }
 
-/// Runs a command and kills it after `after`, unless it has ended; whether it was killed.
+/// Runs a command and kills it after `after`. Returns false if it had already ended.
 fn kill(place: &Place, arguments: &str, after: Duration) -> bool {
     let mut command = place.command(arguments);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
@@ -45,7 +45,7 @@ fn kill(place: &Place, arguments: &str, after: Duration) -> bool {
     !child.wait().expect("it ends").success()
 }
 
-/// The files of an export, which is one or a folder of them.
+/// The files of an export, which is a file or a folder.
 fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     if path.is_file() {
         return vec![(String::new(), fs::read(path).expect("a file"))];
@@ -60,7 +60,7 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// A model and the form that it is exported in, one of each kind.
+/// A model and its export format, one for each kind.
 const EXPORTS: [&str; 6] = [
     "run --format safetensors",
     "llama --format safetensors --type nf4",
@@ -103,8 +103,8 @@ fn export_that_is_killed_at_any_instant_leaves_a_whole_one_or_none() {
     assert!(cut > 0, "no export was cut off");
 }
 
-/// Budgets from one that nothing fits to one that all does: the allocation that fails is another in
-/// each, of the load, the merge or the export itself.
+/// Budgets from one that is too small for anything to one that is large enough. In each, another
+/// allocation fails: of the load, of the merge or of the export.
 #[test]
 fn export_that_does_not_fit_leaves_nothing() {
     let place = place();
@@ -173,7 +173,7 @@ fn fine_tuning_that_is_killed_at_any_instant_leaves_a_whole_run_or_none() {
     assert!(cut > 0, "no run was cut off");
 }
 
-/// The drill of `lowtide train` with a model that is fine-tuned.
+/// The fault drill of `lowtide train` on a fine-tuned model.
 #[test]
 fn failed_allocation_of_any_step_of_fine_tuning_changes_no_bit() {
     let place = place();

@@ -1,4 +1,4 @@
-//! Limits of the operating system: on addresses, and of control groups.
+//! Limits of the operating system: address space and control groups.
 
 #![cfg(target_os = "linux")]
 
@@ -42,7 +42,7 @@ fn default_budget_fits_a_control_group_and_the_run_is_not_killed() {
         let Some(group) = Group::new("default", size_mib * MIB) else {
             return skip("control group", "this user may make none with a limit on memory");
         };
-        // As much as fits there, and more in a whole batch.
+        // The whole batch needs more than the limit, and smaller parts fit.
         let channels = size_mib * 16;
         place.write("wide.toml", format!("[model]\nchannels = {channels}\n"));
         let plan = after(&place, &group.join(), "plan wide.toml --epochs 1").check_done();

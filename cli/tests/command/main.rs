@@ -1,4 +1,4 @@
-//! The `lowtide` command as a stranger at a shell sees it: exit codes, words and files.
+//! The `lowtide` command as a user at a shell sees it: exit codes, output and files.
 
 mod calibrate;
 mod calls;

@@ -1,10 +1,10 @@
-//! Budgets and what `lowtide plan` says about them.
+//! Budgets, and the output of `lowtide plan` about them.
 
 use serde_json::Value;
 
 use crate::place::{Place, bytes_of, number_before};
 
-/// The plan and the training of the same arguments.
+/// The plan and the training with the same arguments.
 fn plan_and_train(place: &Place, arguments: &str) -> (String, Value) {
     let plan = place.run(&format!("plan {arguments}")).check_done();
     (plan, place.train(arguments, "run"))
@@ -55,8 +55,8 @@ fn half_the_budget_trains_the_same_batches_in_smaller_parts() {
     for key in ["steps", "batch_size", "retried_steps"] {
         assert_eq!(half[key], whole[key], "{key}");
     }
-    // 12 steps whose sums are only reassociated: far more than f32 rounding, far less than what
-    // another batch size would change.
+    // The sums of 12 steps are only reassociated. The tolerance is far above f32 rounding, and far
+    // below the effect of another batch size.
     let loss = |summary: &Value| summary["train_loss_last"].as_f64().expect("a number");
     assert!((loss(&half) - loss(&whole)).abs() < 1e-3, "{half} {whole}");
 }
@@ -65,7 +65,7 @@ fn half_the_budget_trains_the_same_batches_in_smaller_parts() {
 fn impossible_budget_is_refused_with_the_missing_bytes_and_a_way_out() {
     let place = Place::new();
     for command in ["plan --epochs 1", "train --epochs 1 --out run"] {
-        // Less than the model and more than the model are found out in different places.
+        // Budgets below the need of the model and above it are refused in different places.
         for budget in [1u64, 1 << 10, 100 << 10] {
             let refused = place.run(&format!("{command} --budget {budget}"));
             let line = refused.check_refused(2, &["does not fit", "--budget"]);
@@ -104,7 +104,7 @@ fn plan_shows_what_each_micro_batch_costs_and_writes_nothing() {
     let chosen: Vec<&str> = plan.lines().filter(|line| line.ends_with("<- plan")).collect();
     assert_eq!(chosen.len(), 1, "{plan}");
     assert_eq!(number_before(chosen[0], " bytes"), bytes_of(&plan, "predicted peak"));
-    // Parts that need no less than larger ones have no row.
+    // Parts that need no less memory than larger ones have no row.
     assert!(rows.is_sorted_by(|a, b| number_before(a, " bytes") > number_before(b, " bytes")));
     assert!(place.list(".").is_empty());
 }
@@ -116,7 +116,7 @@ fn plan_of_several_budgets_has_a_line_each_and_exits_with_2_unless_all_fit() {
     let words = all.check_done();
     let rows: Vec<&str> = words.lines().filter(|line| line.contains(" bytes)")).collect();
     assert!(rows[0].starts_with("64 MiB ") && rows[0].ends_with("micro-batches of 64"), "{words}");
-    // Its batches are coupled, so they are not split.
+    // The samples of a batch are coupled, so batches are not split.
     assert!(rows[1].starts_with("6 MiB ") && rows[1].contains("recomputed"), "{words}");
     assert_eq!(rows.len(), 2, "{words}");
     for (at, budget) in ["64MiB", "6MiB"].into_iter().enumerate() {
@@ -150,7 +150,7 @@ fn device_that_is_not_there_is_planned_for_by_its_name_and_memory() {
         place.run(&format!("plan --device {wrong}")).check_refused(1, &["--device"]);
     }
     place.run("train --device h100:80GiB").check_refused(1, &["--device", "not to run on"]);
-    // Copies with channels last take memory.
+    // With tf32, copies with channels last take memory.
     let rounded = place.run("plan --device h100:80GiB --tf32").check_done();
     assert!(bytes_of(&rounded, "  workspace") > bytes_of(&words, "  workspace"), "{rounded}");
     for without in ["t4:16GiB", "cpu"] {
@@ -176,21 +176,21 @@ fn changes_of_the_numerics_are_made_where_they_are_allowed_and_needed() {
     };
     let refused = with("", as_it_is - 1).check_refused(2, &["does not fit"]);
     assert!(refused.contains("--allow 8bit-states (needs "), "{refused}");
-    // The memory that is there is not left unused.
+    // If the unchanged recipe fits, an allowed change is not made.
     let plan = with("--allow 8bit-states", as_it_is).check_done();
     assert!(!plan.contains("numerics"), "{plan}");
     let plan = with("--allow 8bit-states", narrow).check_done();
     assert!(plan.contains("numerics        states of the optimizer in 8 bits"), "{plan}");
     assert_eq!(bytes_of(&plan, "predicted peak"), narrow);
     with("--allow 8bit-states", narrow - 1).check_refused(2, &["does not fit"]);
-    // One after the other in the order that is given, and together.
+    // Changes are tried one after the other in the given order, and then together.
     let plan = with("--allow bf16,8bit-states,bf16-parameters", narrow - 1).check_done();
     let lines: Vec<&str> =
         plan.lines().filter(|line| line.contains("does not fit without")).collect();
     assert!(matches!(lines.len(), 1 | 3), "{plan}");
     with("--allow 4bit", narrow).check_refused(1, &["4bit", "8bit-states, bf16, bf16-parameters"]);
 
-    // The run has the recipe that was planned, and goes on with it.
+    // The run uses the planned recipe, and resumes with it.
     let arguments = format!("--epochs 1 {model} --budget {narrow}B --allow 8bit-states");
     let summary = place.train(&arguments, "narrow");
     assert_eq!(count(&summary, "predicted_peak_bytes"), narrow);
@@ -200,7 +200,7 @@ fn changes_of_the_numerics_are_made_where_they_are_allowed_and_needed() {
     assert!(page.contains("Numerics changed to fit"), "the report says so");
     let recipe = String::from_utf8(place.read("narrow/recipe.toml")).expect("text");
     assert!(recipe.contains("states = \"8bit\""), "{recipe}");
-    // By a plan in a file, and in several budgets.
+    // A plan in a file, and plans for several budgets, make the same change.
     let arguments = format!("--epochs 1 {model} --budget {narrow}B");
     place.write(
         "plan.json",

@@ -1,10 +1,10 @@
-//! Mistakes of the user: each is one clear line, and nothing happens.
+//! Mistakes of the user: each leads to one clear line, and nothing else happens.
 
 use std::fs;
 
 use crate::place::{Place, skip};
 
-/// `arguments` are refused with a line that has all of `words`, and leave nothing behind.
+/// Checks that `arguments` are refused with a line that has all of `words`, and leave no files.
 #[track_caller]
 fn check(arguments: &str, words: &[&str]) {
     let place = Place::new();
@@ -12,7 +12,7 @@ fn check(arguments: &str, words: &[&str]) {
     assert!(place.list(".").is_empty(), "{:?}", place.list("."));
 }
 
-/// A recipe of these bytes is refused with a line that has all of `words`.
+/// Checks that a recipe of these bytes is refused with a line that has all of `words`.
 #[track_caller]
 fn check_recipe(recipe: impl AsRef<[u8]>, words: &[&str]) {
     let place = Place::new();
@@ -147,7 +147,8 @@ fn run_folders_that_cannot_be_are_named() {
     place.run("train --epochs 1 --out /dev/full/run").check_refused(1, &["/dev/full/run"]);
     place.run("train --epochs 1 --out /proc/run").check_refused(1, &["/proc/run"]);
     assert_eq!(place.read("file"), b"mine");
-    // Writing the summary would fail at the end of the run, with the training lost.
+    // If this were not refused, writing the summary would fail at the end, after the whole
+    // training.
     fs::create_dir_all(place.path("run/summary.json")).expect("folders");
     place.run("train --epochs 1 --out run").check_refused(1, &["summary.json: is a directory"]);
     assert_eq!(place.list("run"), ["summary.json"]);

@@ -1,4 +1,4 @@
-//! Help, and readers of standard output that go away or cannot take it.
+//! Help, and readers of standard output that go away or accept nothing.
 
 use std::process::Stdio;
 
@@ -61,6 +61,6 @@ fn full_standard_output_is_an_error() {
         let outcome = Outcome::of(place.command(arguments).stdout(Stdio::from(full)));
         outcome.check_failed(1, &["standard output", "No space left"]);
     }
-    // Only the words are lost.
+    // Only the text is lost.
     place.run("eval run").check_done();
 }

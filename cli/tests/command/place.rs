@@ -1,4 +1,4 @@
-//! A folder of one's own to run the command in.
+//! A temporary folder in which the command runs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) struct Place(TempDir);
 /// The exit code and the output of a command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The exit code; absent when a signal ended it.
+    /// The exit code; absent if a signal ended the command.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -52,11 +52,12 @@ impl Place {
         names
     }
 
-    /// `lowtide` with arguments separated by spaces, ready to run here without a terminal.
+    /// The command `lowtide` with arguments separated by spaces, to run in this folder without a
+    /// terminal.
     pub(crate) fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide"));
         command.args(arguments.split_whitespace()).current_dir(self.0.path());
-        // Whoever runs the tests may have calibrated this machine.
+        // The user who runs the tests may have calibrated this machine.
         command.stdin(Stdio::null()).env("LOWTIDE_RATES", "");
         command
     }
@@ -112,7 +113,7 @@ impl Outcome {
         line.to_owned()
     }
 
-    /// Checks that the command failed on its way, with `code` and a last line that has all of
+    /// Checks that the command failed during its work, with `code` and a last line that has all of
     /// `words`.
     #[track_caller]
     pub(crate) fn check_failed(self, code: i32, words: &[&str]) {
@@ -131,12 +132,12 @@ fn check_complaint(line: &str, words: &[&str]) {
     }
 }
 
-/// Whether tests may take minutes: `cargo xtask test --deep`.
+/// True if tests may take minutes: `cargo xtask test --deep`.
 pub(crate) fn is_deep() -> bool {
     std::env::var_os("PROPTEST_CASES").is_some()
 }
 
-/// Tells that a test could not be made here.
+/// Prints that a test could not run here.
 pub(crate) fn skip(name: &str, reason: &str) {
     println!("skipped: {name}: {reason}");
 }

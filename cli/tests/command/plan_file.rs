@@ -1,4 +1,4 @@
-//! `lowtide plan --json`, and `lowtide train --plan` of what it prints.
+//! `lowtide plan --json`, and `lowtide train --plan` with its output.
 
 use crate::place::Place;
 
@@ -25,11 +25,11 @@ fn run_by_a_plan_is_the_run_that_was_planned() {
     assert_eq!(by_plan["micro_batch"], 128);
     assert_eq!(by_plan["measured_peak_bytes"], told["predicted_peak_bytes"]);
 
-    // Its way of running, in more memory than that needs.
+    // The run keeps the plan's knobs in a larger budget.
     let roomy = place.train(&format!("{SMALL} --plan plan.json --budget 64MiB"), "roomy");
     assert_eq!(roomy["micro_batch"], 128);
     assert_eq!(roomy["measured_peak_bytes"], told["predicted_peak_bytes"]);
-    // A budget below its peak is refused.
+    // A budget below the plan's peak is refused.
     let tight = place.run(&format!("train {SMALL} --plan plan.json --budget 3MiB"));
     tight.check_refused(2, &["does not fit"]);
 }
@@ -71,7 +71,7 @@ fn plan_of_something_else_is_refused_before_the_first_step() {
         "--plan plan.json --epochs 1",
         &["plan.json", "the number of steps and evaluations was"],
     );
-    // As another version's would that allocates once more in the second evaluation.
+    // Another version might allocate once more in the second evaluation.
     let mut plan = place.json("plan.json");
     let events = plan["events"].as_array_mut().expect("a list");
     let evaluations = events.iter_mut().filter(|event| event["is_evaluation"] == true);

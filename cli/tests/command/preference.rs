@@ -1,4 +1,4 @@
-//! Answers that are preferred to others: `lowtide finetune` and `plan --dpo`.
+//! Preferred answers: `lowtide finetune` and `plan --dpo`.
 
 use std::fmt::Write;
 
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::place::Place;
 use crate::pretrained;
 
-/// The place of a small Llama, with answers of which always the same was chosen: as texts in
-/// `preferred.jsonl`, and as chats in `preferred-chats.jsonl`.
+/// The place of a small Llama, with data in which the same answer is always chosen: texts in
+/// `preferred.jsonl`, and chats in `preferred-chats.jsonl`.
 fn place() -> Place {
     let place = pretrained::place();
     let (mut texts, mut chats) = (String::new(), String::new());
@@ -58,7 +58,7 @@ fn what_is_preferred_is_learned_as_planned_and_goes_on_to_the_same_bits() {
         place.run(&format!("export whole{index} model{index}")).check_done();
         place.run(&format!("finetune model{index} texts.jsonl --epochs 1 --quiet")).check_done();
     }
-    // A reference is not in the files of a run.
+    // The files of a run do not contain the reference.
     let bytes = |name: &str| place.read(name).len();
     let model = bytes("llama/model.safetensors");
     assert!(bytes("whole0/model.safetensors") < model / 2);
@@ -75,7 +75,7 @@ fn plans_of_preferences_have_both_answers_and_the_reference() {
     let peaks = ["--lora 8", "--lora 8 --dpo", "", "--dpo"].map(|options| peak(options).unwrap());
     let [lora, lora_of_pairs, full, full_of_pairs] = peaks;
     assert!(lora < lora_of_pairs && lora_of_pairs < full, "{peaks:?}");
-    // A second model of 134,515,008 parameters in f32.
+    // The reference is a second model of 134,515,008 parameters in f32.
     assert!(full_of_pairs > full + 4 * 134_515_008, "{peaks:?}");
 }
 

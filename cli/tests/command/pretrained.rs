@@ -54,7 +54,7 @@ fn published_models_are_planned_by_their_names_for_each_method() {
     let [full, bf16] = ["", "--base bf16"].map(peak);
     let [lora, int8, nf4] =
         ["bf16", "int8", "nf4"].map(|base| peak(&format!("--lora 16 --base {base}")));
-    // 596,049,920 parameters: 16 bytes each with gradients and states of Adam, 12 in bf16.
+    // 596,049,920 parameters: 16 bytes each with gradients and Adam's states, or 12 in bf16.
     assert!(full > 16 * 596_049_920, "{full}");
     assert!((12 * 596_049_920..full).contains(&bf16), "{bf16}");
     assert!((2 * 596_049_920..bf16 / 2).contains(&lora), "{lora}");
@@ -88,7 +88,7 @@ fn least_budget_has_a_plan_and_a_byte_less_has_none() {
         assert_eq!(plan, least, "{device}");
         let refused = within(&format!("{}B", bytes - 1));
         assert!(refused.code == Some(2) && refused.stderr.contains("does not fit"), "{refused:?}");
-        // What is rehearsed for one budget is known for the next one.
+        // Rehearsals for one budget are reused for the next one.
         let several = within(&format!("{}B,{bytes}B,64GiB --json", bytes - 1));
         assert_eq!(several.code, Some(2), "{several:?}");
         let several = json(&several.stdout);
@@ -116,7 +116,7 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     assert!(model < base / 2, "{model} of {base} bytes: the base is not in it");
     let first = first_loss(&place);
     let last = summary["test_loss"].as_f64().expect("a loss");
-    // The head is the frozen table of tokens: there is not much that adapters can do.
+    // The head is the frozen token table, so adapters can improve little.
     assert!(last < first - 0.2, "{first} to {last}");
 
     let evaluated = json(&place.run("eval run --json").check_done());
@@ -128,7 +128,7 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     let chat = json(&place.run("generate run --chat --prompt hi --tokens 4 --json").check_done());
     // The frame of a turn of Llama 3: two headers, of three tokens and line ends, and an end.
     assert!(chat["prompt_tokens"].as_u64().expect("a count") >= 12, "{chat}");
-    // What is written while it comes is the same text.
+    // The text that is written step by step is the same.
     let written = place.run(&generate.replace(" --json", "")).check_done();
     assert_eq!(written, format!("{}\n", answer["text"].as_str().expect("a text")));
     place.run("generate llama --prompt after --tokens 4").check_done();
@@ -265,7 +265,8 @@ fn a_model_in_few_bits_is_trained_beside_from_its_files() {
         let mapped = run(&format!("few{bits}"));
         assert_eq!(mapped["predicted_peak_bytes"], mapped["measured_peak_bytes"], "{bits}");
         let in_memory = run(&format!("llama --base {bits}"));
-        // Tables and norms beside codes are of bf16 in one and of f32 in the other.
+        // Besides the quantised weights, tables and norms are bf16 in one model and f32 in the
+        // other.
         let loss = |summary: &Value| summary["test_loss"].as_f64().expect("a loss");
         let [x, y] = [loss(&mapped), loss(&in_memory)];
         assert!((x - y).abs() < 0.02 * y, "{bits}: {x} {y}");

@@ -1,4 +1,4 @@
-//! `--process-budget`: what the whole process takes stays within it.
+//! `--process-budget`: the memory of the whole process stays within it.
 
 #![cfg(target_os = "linux")]
 
@@ -14,7 +14,7 @@ use crate::train::SMALL;
 
 const MIB: usize = 1 << 20;
 
-/// The JSON that a command prints.
+/// The JSON output of a command.
 #[track_caller]
 fn told(place: &Place, arguments: &str) -> Value {
     let text = place.run(&format!("{arguments} --json")).stdout;
@@ -76,7 +76,7 @@ fn both_budgets_hold_and_the_smaller_one_is_named() {
     let plans = told(&place, "plan --epochs 1 --process-budget 96MiB --budget 1GiB,6MiB");
     let peak = |at: usize| number(&plans["plans"][at], "predicted_peak_bytes");
     assert!(peak(0) == number(&plan, "predicted_peak_bytes") && peak(1) <= 6 * MIB, "{plans}");
-    // Nothing of it where nothing limits the process.
+    // Without a limit on the process, its parts are not listed.
     assert_eq!(told(&place, "plan --epochs 1 --budget 6MiB").get("process"), None);
 }
 
@@ -116,22 +116,22 @@ fn process_on_a_device_with_memory_of_its_own_is_bounded_beside_it() {
     place.run(&format!("{arguments} 4MiB")).check_refused(2, &["--process-budget"]);
 }
 
-/// Runs a training to its good end; the most that was measured until then.
+/// Runs a training, checks that it succeeds, and returns the largest measurement.
 #[track_caller]
 fn peak_of(command: &mut Command, measure: impl Fn(&Child) -> usize) -> usize {
     let mut child = command.stdout(Stdio::null()).spawn().expect("the command starts");
     let mut peak_bytes = 0;
     while child.try_wait().expect("a child").is_none() {
         peak_bytes = peak_bytes.max(measure(&child));
-        // Reading stops the process for as long as it takes.
+        // Each measurement stops the process while it is read.
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(child.wait().expect("it ended").code(), Some(0), "{command:?}");
     peak_bytes
 }
 
-/// Memory of a process: resident pages, each counted once however often it is mapped, and page
-/// tables.
+/// Memory of a process: its page tables, and its resident pages, each counted once even if it is
+/// mapped several times.
 fn taken_by(child: &Child) -> usize {
     let bytes = |file: &str, name: &str| {
         let path = format!("/proc/{}/{file}", child.id());
@@ -143,7 +143,7 @@ fn taken_by(child: &Child) -> usize {
     bytes("smaps_rollup", "Pss:") + bytes("status", "VmPTE:")
 }
 
-/// Models on data that ships, and what is done beside the training.
+/// Models on built-in data, and additional work of the process during the training.
 const TRAINED: [(&str, &str); 5] = [
     ("digits --set model.channels=1024 --epochs 1", ""),
     ("digits-resnet --set model.width=16 --epochs 1", "--checkpoint-every 4steps"),
@@ -152,7 +152,7 @@ const TRAINED: [(&str, &str); 5] = [
     ("text-lstm --set model.hidden=192 --epochs 1", "--checkpoint-every 1epoch"),
 ];
 
-/// Budgets of the process from the least that there is a plan for to what the fastest takes.
+/// Budgets of the process, from the least with a plan to the need of the fastest plan.
 fn budgets(place: &Place, recipe: &str) -> [usize; 5] {
     let least = told(place, &format!("plan {recipe} --process-budget 1MiB"));
     let least_bytes = number(&least["does_not_fit"], "needed_bytes");
@@ -188,7 +188,7 @@ fn run_in_a_control_group_of_its_process_budget_is_never_killed() {
     let (seeds, mut runs, mut least_bytes) = (if is_deep() { 8 } else { 1 }, 0, usize::MAX);
     for (at, (recipe, more)) in TRAINED.into_iter().enumerate() {
         for (nth, budget_bytes) in budgets(&place, recipe).into_iter().enumerate() {
-            // A budget of each model, where time is short.
+            // In the short tests, one budget for each model.
             if !is_deep() && nth != at {
                 continue;
             }
@@ -230,7 +230,7 @@ fn control_group_gives_the_default_process_budget() {
     assert_eq!(process["budget_from"], "its control group");
     let bytes = number(process, "budget_bytes");
     assert!((160 * MIB..=176 * MIB).contains(&bytes), "{plan}");
-    // A budget that is given is the only one.
+    // A given budget replaces the limit of the control group.
     let plan = after(&place, &group.join(), "plan --epochs 1 --budget 6MiB").check_done();
     assert!(!plan.contains("process  "), "{plan}");
 }

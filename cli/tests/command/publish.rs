@@ -1,4 +1,4 @@
-//! Runs into one folder: one at a time, and each replaces the earlier one as a whole.
+//! Runs into the same folder: one at a time, and each replaces the earlier one as a whole.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

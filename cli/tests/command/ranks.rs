@@ -1,10 +1,10 @@
-//! `--ranks`: several ranks of one machine do the run of one.
+//! `--ranks`: several ranks on one machine do the run of one rank.
 
 use serde_json::Value;
 
 use crate::place::{Place, bytes_of};
 
-/// A model, its data, batches, and the samples of a leaf.
+/// A model with its data and batches, and the samples of a shard.
 const TASKS: [(&str, &str); 3] = [
     ("simple-cnn", "[model]\nkind = \"simple-cnn\"\nchannels = 8\n[data]\nkind = \"digits\"\n"),
     (
@@ -117,14 +117,14 @@ fn states_are_divided_where_the_budget_asks_for_it() {
     }
 }
 
-/// How far apart two losses are, relative to their size.
+/// The difference of two losses, relative to their size.
 fn distance(summary: &Value, other: &Value, name: &str) -> f64 {
     let [own, other] = [summary, other].map(|of| of[name].as_f64().expect("a number"));
     (own - other).abs() / other.abs()
 }
 
-/// Batch norm keeps a batch whole, which then has the bits of one rank; the transformer's embedding
-/// is in two stages, so that its gradient is another sum.
+/// Batch norm keeps a batch whole, so the bits are those of one rank. The transformer's embedding
+/// is in two stages, so its gradient is summed in another order.
 #[test]
 fn a_pipeline_trains_as_one_rank_does_and_goes_on_in_any_way() {
     let place = Place::new();
@@ -157,7 +157,7 @@ fn a_pipeline_trains_as_one_rank_does_and_goes_on_in_any_way() {
         let from = format!("train --resume {out}/checkpoints/step-00000004 --out resumed");
         for more in ["", "--ranks 2 --pipeline", "--ranks 2 --zero 1"] {
             if *name == "resnet" && more.ends_with('1') {
-                // Its statistics would be means of two ranks.
+                // The statistics would be means over two ranks.
                 continue;
             }
             place.run(&format!("{from} {more}")).check_done();
@@ -166,7 +166,7 @@ fn a_pipeline_trains_as_one_rank_does_and_goes_on_in_any_way() {
     }
 }
 
-/// Eight layers of one size, of which four ranks have two each, in a budget for no more.
+/// Eight layers of one size. Each of four ranks has two layers, and no budget for more.
 #[test]
 fn a_transformer_that_fits_no_rank_is_trained_in_stages() {
     let place = Place::new();
@@ -192,12 +192,12 @@ fn a_transformer_that_fits_no_rank_is_trained_in_stages() {
     assert_eq!(sent, [between + table, 2 * between, 2 * between, between + table]);
 }
 
-/// Two ranks have a head each, half of the hidden features and of the vocabulary.
+/// Each of two ranks has one head, and half of the hidden features and of the vocabulary.
 #[test]
 fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     let place = Place::new();
     let (_, task) = TASKS[2];
-    // Ranks draw other numbers for their own heads.
+    // Without dropout, because ranks draw different random numbers for their heads.
     let task = task.replace("dropout = 0.1", "dropout = 0.0");
     let train = "[train]\nepochs = 2\nbatch_size = 16\ncheckpoint_every = \"2steps\"\n";
     place.write("task.toml", format!("{task}{train}"));
@@ -214,10 +214,10 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     let plan: Value = serde_json::from_str(&plan).expect("JSON");
     assert_eq!(plan["predicted_peak_bytes"], many["predicted_peak_bytes"]);
     // Each of 16 x 12 positions sends its embedding once, the inputs and outputs of four branches
-    // and of the output layer, and three numbers by rank for its loss.
+    // and of the output layer, and for its loss three numbers per rank.
     let position = (1 + 8 + 1) * 16 * 4 + 2 * 3 * 4;
     assert_eq!(plan["sent_bytes"], 16 * 12 * position);
-    // Beside the other ways.
+    // The plan is also listed beside the other kinds of parallelism.
     let all = place.run("plan task.toml --ranks 2 --json").check_done();
     let all: Value = serde_json::from_str(&all).expect("JSON");
     let ways = all["ways"].as_array().expect("a list");
@@ -249,7 +249,7 @@ fn ranks_that_share_features_train_as_one_does_and_go_on_in_any_way() {
     assert!(rows.stdout.lines().any(is_planned), "{rows:?}");
 }
 
-/// A transformer in a budget in which none of the ranks could have it whole.
+/// A transformer with a budget that is too small for the whole model on any rank.
 #[test]
 fn a_model_that_fits_no_rank_is_trained_by_all_of_them() {
     let place = Place::new();
@@ -270,17 +270,18 @@ fn a_model_that_fits_no_rank_is_trained_by_all_of_them() {
     assert_eq!(found, (&"parameters".into(), &divided.into()));
 }
 
-/// A convolution of 1 to 8 channels and a linear layer of 128 to 10, 1370 numbers, of which two
-/// ranks send each other a half at a time.
+/// The parameters are a convolution of 1 to 8 channels and a linear layer of 128 to 10, together
+/// 1370 numbers. Two ranks send each other one half at a time.
 #[test]
 fn a_plan_says_how_many_bytes_each_way_sends() {
     let place = Place::new();
     place.write("task.toml", TASKS[0].1);
     let half = 4 * 1370 / 2;
     for (leaf, expected) in [
-        // Sums and their spreading; half a sum, and parameters, which no block puts together again.
+        // Units are halves of the 1370 numbers. A sum of gradients takes two, or one if each rank
+        // keeps its part. Updated parameters take one, and so does each gathering of parameters.
         ("", [2, 3, 2, 2]),
-        // The sum of four leaves is reduced once, but each leaf needs the parameters.
+        // The sum of four shards is reduced once, but each shard gathers the parameters.
         ("--set train.leaf=32", [2, 3, 3, 2 + 4]),
     ] {
         let plan = place.run(&format!("plan task.toml --ranks 2 --json {leaf}")).check_done();
@@ -291,7 +292,7 @@ fn a_plan_says_how_many_bytes_each_way_sends() {
     }
 }
 
-/// Each rank has the budget: what one cannot do in it, several can.
+/// The budget is for each rank: several ranks can train a model that does not fit one.
 #[test]
 fn a_budget_is_that_of_each_rank() {
     let place = Place::new();
@@ -344,7 +345,7 @@ mod processes {
     use super::{TASKS, learned};
     use crate::place::{Outcome, Place, is_deep, skip};
 
-    /// `lowtide` in `count` processes.
+    /// The command `lowtide` in `count` processes.
     fn command(place: &Place, count: usize, arguments: &str) -> Command {
         let one = place.command(arguments);
         let mut command = Command::new("mpirun");
@@ -408,7 +409,7 @@ mod processes {
         }
     }
 
-    /// One that is killed before MPI has begun in it is such a process.
+    /// A process that is killed before MPI has started in it never connects.
     #[test]
     fn a_process_that_does_not_come_ends_the_others_within_a_minute() {
         if !is_deep() {
@@ -443,7 +444,7 @@ mod processes {
         }
     }
 
-    /// MPI then ends its partners. Every other time it has a checkpoint by then.
+    /// MPI then ends the other processes. Every second time the run has a checkpoint by then.
     #[test]
     fn a_run_of_which_a_process_was_killed_goes_on_with_as_many_or_one_to_the_same_bits() {
         let place = Place::new();
@@ -455,7 +456,7 @@ mod processes {
         let kills = if is_deep() { 50 } else { 6 };
         for kill in 0..kills {
             drop(std::fs::remove_dir_all(place.path("cut")));
-            // The shell that MPI starts as rank 1 ends its `lowtide` after a while.
+            // MPI starts a shell as rank 1, which ends its `lowtide` after a while.
             let lowtide = env!("CARGO_BIN_EXE_lowtide");
             let saved = "ls cut/.partial/checkpoints/step-* >/dev/null 2>&1";
             let (wait, zero) = (kill % 2 == 0, kill % 4);

@@ -1,10 +1,10 @@
-//! Recipes that ship, the commands that show them, and those that list and compare runs.
+//! Shipped recipes, the commands that show them, and the commands that list and compare runs.
 
 use std::fs;
 
 use crate::place::Place;
 
-/// Every recipe that ships on data that ships.
+/// The shipped recipes with built-in data.
 const TRAINED: [(&str, &str, &[&str]); 8] = [
     ("digits-mlp", "", &["test_accuracy"]),
     ("digits-deep-cnn", "--set model.channels=[4,4,8]", &["test_accuracy"]),
@@ -16,7 +16,7 @@ const TRAINED: [(&str, &str, &[&str]); 8] = [
     ("text-seq2seq", "--set model.width=16", &["test_accuracy", "test_perplexity"]),
 ];
 
-/// Recipes of data that do not ship, and what they miss.
+/// Recipes whose data is not built in, and the file that is missing.
 const ELSEWHERE: [(&str, &str); 4] = [
     ("mnist", "mnist/train-images-idx3-ubyte"),
     ("cifar10-resnet", "cifar-10-batches-bin/data_batch_1.bin"),

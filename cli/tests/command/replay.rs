@@ -73,7 +73,7 @@ fn trace_that_is_not_served_exits_with_2_after_the_whole_table() {
     let outcome = place.run("replay snapshot --capacity 100MiB");
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(2), ""), "{outcome:?}");
     let words = outcome.stdout;
-    // The longest cells have two spaces between them, as all have.
+    // Even the widest cells are separated by two spaces.
     let served = words.lines().find(|line| line.starts_with("served")).expect("a row");
     let cells: Vec<&str> = served.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
     assert_eq!(cells.len(), 3, "{served}");
@@ -102,7 +102,7 @@ fn expandable_segments_are_replayed_by_their_own_rules() {
         json["peak_reserved_bytes"].as_u64().expect("a number")
     };
     assert_eq!(reserved("expandable_segments:False"), 3_196_059_648);
-    // As the naive twin of the rules says in the tests of trace.
+    // The naive model of the policy in the tests of trace gives the same number.
     assert_eq!(reserved("expandable_segments:True"), 2_898_264_064);
 }
 
@@ -168,7 +168,7 @@ fn trace_of_a_training_is_explained_and_served_again() {
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["addresses_equal"], json["addresses_total"], "{json}");
     assert_eq!(json["final_blocks_equal"], true, "{json}");
-    // What was written for PyTorch's tools can be read again.
+    // A file written for PyTorch's tools can be read again.
     place.run("explain run.pickle").check_done();
     place.run("replay run.pickle --policy torch").check_done();
 }

@@ -1,4 +1,4 @@
-//! Runs that are cut off go on from their checkpoints to the bits of a run that never was.
+//! Interrupted runs resume from their checkpoints to the bits of an uninterrupted run.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::place::{FILES, Place, is_deep};
 use crate::train::SMALL;
 
-/// 240 steps with everything on: momentum, a schedule, clipping.
+/// A recipe of 240 steps with momentum, a schedule and clipping.
 pub(crate) const LONG: &str = "\
 [model]
 channels = 4
@@ -25,7 +25,7 @@ clip_norm = 1.0
 checkpoint_every = \"7steps\"
 ";
 
-/// Metrics without what is a process's: its time, and its peak so far.
+/// Metrics without the values that depend on the process: its time, and its peak so far.
 fn metrics(place: &Place, run: &str) -> Vec<serde_json::Value> {
     let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("UTF-8");
     let line = |line: &str| {
@@ -37,7 +37,7 @@ fn metrics(place: &Place, run: &str) -> Vec<serde_json::Value> {
     text.lines().map(line).collect()
 }
 
-/// The run `cut` is done, with what the run `whole` has.
+/// Checks that the run `cut` is finished with the results of the run `whole`.
 #[track_caller]
 fn check_same(place: &Place, what: &str) {
     let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
@@ -55,7 +55,7 @@ fn run_that_is_killed_at_any_instant_goes_on_to_the_same_bits() {
     let place = Place::new();
     place.write("long.toml", LONG);
     place.train("long.toml", "whole");
-    // Many times more in the long tests.
+    // Many times more in the deep tests.
     let kills = if is_deep() { 200 } else { 8 };
     let mut resumed = 0;
     for kill in 0..kills {
@@ -72,7 +72,7 @@ fn run_that_is_killed_at_any_instant_goes_on_to_the_same_bits() {
             && place.list("cut/.partial/checkpoints").iter().any(is_one)
         {
             resumed += 1;
-            // As many threads as the first one, or not.
+            // The number of threads may change.
             let threads = 1 + kill % 2;
             place.run(&format!("train --resume cut --quiet --threads {threads}")).check_done();
             check_same(&place, &format!("killed after {} ms", 40 + (kill * 37) % 400));
@@ -116,7 +116,7 @@ fn finished_run_goes_on_for_more_epochs() {
     place.run("train --resume cut --epochs 4 --quiet").check_done();
     let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
     assert_eq!(cut["final_state_hash"], whole["final_state_hash"]);
-    // With fewer samples at once the numbers are the same up to the order of additions.
+    // With fewer samples at once, the numbers are the same up to the order of additions.
     place.train("small.toml --epochs 2 --checkpoint-every 1epoch", "again");
     place.run("train --resume again --epochs 4 --budget 512KiB --quiet").check_done();
     let again = place.json("again/summary.json");

@@ -54,7 +54,7 @@ fn run_is_made_smaller_trained_on_and_put_in_8_bits_with_a_table_of_it() {
         assert!(report.contains(part), "the report has the table");
     }
 
-    // `eval` finds the losses of the table again, without the whole model.
+    // `eval` computes the losses of the table again, without the whole model.
     fs::rename(place.path("whole"), place.path("gone")).expect("a folder");
     let eval = |more: &str| parse(&place.run(&format!("eval half --json {more}")).check_done());
     assert_eq!(eval("")["test_loss"], rows[1]["test_loss"]);
@@ -73,11 +73,11 @@ fn smaller_model_begins_with_what_is_left_of_the_whole_one() {
             &place.run(&format!("shrink whole --epochs 1 --quiet --json {arguments}")).check_done(),
         )
     };
-    // Nothing is taken out, nothing is learned: the same scores.
+    // If no channels are removed and nothing is learned, the scores stay the same.
     let same = json("--channels 0 --teacher 0 --set optimizer.learning_rate=0.0 --out same");
     assert_eq!(same["shrink"][0]["test_loss"], same["shrink"][1]["test_loss"]);
     assert_eq!(same["shrink"][0]["model_bytes"], same["shrink"][1]["model_bytes"]);
-    // A run that was made smaller can be made smaller once more.
+    // A run that was made smaller can be made smaller again.
     json("--out half");
     let quarter = place.run("shrink half --epochs 1 --quiet --json --out quarter").check_done();
     let quarter = parse(&quarter);

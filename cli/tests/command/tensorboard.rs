@@ -1,4 +1,4 @@
-//! Event files, judged by TensorBoard's own reader where there is one.
+//! Event files, checked with TensorBoard's own reader if it is installed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ fn event_files_have_every_number_of_the_metrics() {
     let lines: Vec<Value> =
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let bytes = fs::read(&files[0]).expect("an event file");
-    // The head, the plan, and a record for each line.
+    // One record for the head, one for the plan, and one for each line.
     assert_eq!(records(&bytes), 2 + lines.len());
 
     let python = std::env::var_os("LOWTIDE_PYTHON").unwrap_or_else(|| "python3".into());
@@ -61,7 +61,7 @@ fn event_files_have_every_number_of_the_metrics() {
     }
 }
 
-/// The records of an event file, whose lengths lead exactly to its end.
+/// Number of records of an event file. The lengths of records must lead exactly to its end.
 fn records(bytes: &[u8]) -> usize {
     let (mut rest, mut count) = (bytes, 0);
     while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! The files that `--trace` and `explain --write` leave: known to be writable before any work.
+//! The files of `--trace` and `explain --write`: they are known to be writable before any work.
 
 use std::fs;
 
@@ -52,7 +52,7 @@ fn outputs_that_cannot_be_are_named_as_the_user_named_them() {
     {
         let explained = place.run(&format!("explain snapshot --write {name}"));
         let trained = place.run(&format!("train --out run --trace {name}"));
-        // Without the name of a temporary file behind it.
+        // The line must not contain the name of a temporary file.
         for refused in [explained, trained] {
             let line = refused.check_refused(1, &[&format!("lowtide: {name}: "), problem]);
             assert!(!line.contains(".tmp") && !line.contains(".lowtide"), "{line}");

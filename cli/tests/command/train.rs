@@ -1,8 +1,8 @@
-//! `lowtide train` when all goes well.
+//! `lowtide train` without errors.
 
 use crate::place::{FILES, Place};
 
-/// The quickest recipe that uses everything.
+/// The quickest recipe that uses all parts of a run.
 pub(crate) const SMALL: &str = "[model]\nchannels = 4\n";
 
 #[test]
@@ -52,7 +52,7 @@ fn same_command_gives_the_same_hash_and_another_seed_another() {
     assert_eq!(hash("--epochs 1", "again"), first);
     assert_eq!(hash("--epochs 1 --seed 0", "default"), first);
     assert_ne!(hash("--epochs 1 --seed 1", "other"), first);
-    // Beyond what TOML's own integers hold.
+    // A seed larger than TOML's integers.
     hash("--epochs 1 --seed 18446744073709551615", "largest");
     place.run("eval largest").check_done();
 }
@@ -124,7 +124,7 @@ fn interrupted_run_ends_in_good_order_and_keeps_what_it_has() {
     use std::process::{Command, Stdio};
     let place = Place::new();
     place.write("small.toml", SMALL);
-    // More epochs than anybody waits for.
+    // A number of epochs that takes longer than any test waits.
     let mut command = place.command("train small.toml --epochs 1000000 --out run");
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
@@ -143,7 +143,7 @@ fn interrupted_run_ends_in_good_order_and_keeps_what_it_has() {
     let summary = place.json("run/summary.json");
     let steps = summary["steps"].as_u64().expect("a number");
     assert!((6..6_000_000).contains(&steps), "{summary}");
-    // An epoch is over when it has been evaluated, which the last one may not have been.
+    // An epoch ends with its evaluation, which the last epoch may not have reached.
     let metrics = String::from_utf8(place.read("run/metrics.jsonl")).expect("UTF-8");
     let over = metrics.matches("\"test_accuracy\":").count() as u64;
     assert_eq!(summary["epochs"], over, "{summary}");
@@ -188,7 +188,7 @@ fn keys_set_on_the_command_line_are_those_of_a_file() {
     assert_eq!(set["final_state_hash"], whole["final_state_hash"]);
     assert_eq!(place.read("set/recipe.toml"), place.read("whole/recipe.toml"));
 
-    // Without a file the rest of a table is the default; a kind begins anew.
+    // Without a file, a set key keeps the defaults of its table; a kind resets the table.
     place.train("--set model.channels=4 --set optimizer.learning_rate=0.02 --epochs 1", "small");
     let recipe = String::from_utf8(place.read("small/recipe.toml")).expect("UTF-8");
     assert!(recipe.contains("channels = 4\n") && recipe.contains("learning_rate = 0.02\n"));

@@ -1,4 +1,4 @@
-//! Recipes on an NVIDIA device, which the pretend driver stands for.
+//! Recipes on an NVIDIA device, for which the pretend driver may stand in.
 
 #[allow(dead_code, reason = "the trainer's tests use the rest")]
 #[path = "../../../trainer/tests/cuda/gpu.rs"]

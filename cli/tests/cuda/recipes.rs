@@ -1,4 +1,4 @@
-//! The recipes that ship, made small: every kind of model.
+//! The shipped recipes, made small: every kind of model.
 
 use lowtide_cli::recipe::{OPTIMIZERS, Recipe, RecipeData};
 use lowtide_tensor::{CpuOptions, Device};
@@ -8,11 +8,11 @@ use crate::gpu::Gpu;
 use crate::losses::Losses;
 use crate::small_recipes::{RECIPES, recipe};
 
-/// Losses of both devices, relative to each other: sums in another order, which the step before
-/// carries on. The farthest that was seen is 8e-8, an f32's last place.
+/// Largest relative difference between the losses of both devices: sums have another order, and the
+/// error of the step before is carried on. The largest seen is 8e-8, the last digit of an f32.
 const TOLERANCE: f64 = 1e-6;
 
-/// Two steps: the predicted peak, the measured one, and the losses.
+/// Trains two steps. Returns the predicted and the measured peak, and the losses.
 fn run(device: &Device, recipe: &Recipe) -> ([usize; 2], Vec<f64>) {
     let RecipeData { samples, train, test, .. } = recipe.open().expect("data");
     let mut trainer = recipe.trainer(device, samples).expect("memory");
@@ -24,7 +24,7 @@ fn run(device: &Device, recipe: &Recipe) -> ([usize; 2], Vec<f64>) {
     ([plan.predicted_peak_bytes(), measured_bytes], losses.0)
 }
 
-/// Tolerances in bf16 and f16, in which a value that lies between two is rounded to either.
+/// Tolerances in bf16 and f16: a value between two numbers may be rounded to either.
 const TOLERANCE_OF_HALVES: [f64; 2] = [4e-3, 5e-4];
 
 fn check(gpu: &Gpu, name: &str, recipe: &Recipe, tolerance: f64) {

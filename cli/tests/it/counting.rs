@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lowtide_ranks::{Collectives, Rank, Result};
 use lowtide_tensor::Tensor;
 
-/// Counts the bytes of what a rank adds up with all others, and of what it gives to one.
+/// Counts the bytes of tensors that a rank sums with all others, and of tensors that it gives to
+/// one.
 pub(crate) struct Counting {
     ranks: Arc<dyn Collectives>,
     summed_bytes: AtomicUsize,

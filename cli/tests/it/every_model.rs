@@ -1,5 +1,6 @@
-//! Every reference model has the same hash after a run at once, a run in pieces and a run resumed
-//! from a checkpoint, with the batch norm, dropout, clipping, warm-ups and schedules of its recipe.
+//! Every reference model has the same hash after one run, after a run in pieces, and after a run
+//! resumed from a checkpoint. Batch norm, dropout, clipping, warm-ups and schedules are those of
+//! its recipe.
 
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_cli::recipe::{Recipe, RecipeData, RecipeTrainer};
@@ -15,7 +16,7 @@ pub(crate) fn trainer(recipe: &Recipe, threads: usize) -> RecipeTrainer {
     recipe.trainer(&Device::cpu(options).expect("a device"), samples).expect("memory")
 }
 
-/// The state of a training after `pieces` steps, one piece after the other.
+/// The state hash of a training after several runs of these numbers of steps.
 fn hash_after<T: Task + Clone, O: Stateful + Clone>(
     recipe: &Recipe,
     trainer: &mut Trainer<T, O>,
@@ -28,7 +29,8 @@ fn hash_after<T: Task + Clone, O: Stateful + Clone>(
     trainer.state_hash().expect("cpu")
 }
 
-/// Five steps in pieces, and from a checkpoint with other threads, are five steps at once.
+/// Checks that five steps in pieces, and five steps resumed from a checkpoint with other threads,
+/// equal five steps at once.
 fn check<T: Task + Clone, O: Stateful + Clone>(
     name: &str,
     mut recipe: Recipe,
@@ -40,7 +42,7 @@ fn check<T: Task + Clone, O: Stateful + Clone>(
     let mut first = new(&recipe, 2);
     hash_after(&recipe, &mut first, &[3]);
     first.save(&folder.path().join("three")).expect("room");
-    // Other threads read and compute.
+    // The numbers of reading and computing threads change.
     *recipe.data.workers_mut() = 0;
     let mut second = new(&recipe, 1);
     second.load(&folder.path().join("three")).expect("whole");
@@ -54,7 +56,8 @@ fn pieces_and_checkpoints_are_the_run_for_every_model() {
     }
 }
 
-/// AdamW in two groups with a schedule, averages, a scaled loss that overflows at first, clipping.
+/// AdamW in two groups with a schedule, averages, clipping, and a loss scale that overflows at
+/// first.
 fn with_everything(
     recipe: &Recipe,
     threads: usize,

@@ -1,5 +1,5 @@
-//! Models whose heads, hidden features and vocabulary several ranks share: the training of one rank
-//! but for the order of sums.
+//! Models whose heads, hidden features and vocabulary are shared by several ranks. The training is
+//! that of one rank up to the order of sums.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::pipeline::{
     Ran, STEPS, assert_near, fail_on_each_rank, run, run_with, small, trainer, trainer_on,
 };
 
-/// Four heads, a vocabulary that no rank count divides.
+/// Four heads, and a vocabulary that no number of ranks divides.
 const GPT: (&str, &[&str]) = (
     "text-gpt",
     &["model.width=16", "model.heads=4", "model.blocks=3", "model.dropout=0.0", "data.context=16"],
@@ -59,7 +59,7 @@ pub(crate) fn assert_close(own: &[f64], whole: &[f64], place: &str) {
     }
 }
 
-/// Heads that do not come out even are among it, and what is measured is what was planned.
+/// The heads do not always divide evenly. Measured bytes equal planned bytes.
 #[test]
 fn ranks_that_share_features_have_the_losses_of_one_in_the_planned_memory() {
     for model in [GPT, VIT, SEQ2SEQ] {
@@ -84,7 +84,7 @@ fn ranks_that_share_features_have_the_losses_of_one_in_the_planned_memory() {
     }
 }
 
-/// The length of the gradients counts what each rank has, and once what all have.
+/// The length of the gradients counts each rank's own parts, and shared gradients once.
 #[test]
 fn gradients_of_shared_features_are_clipped_together() {
     for model in [GPT, VIT] {
@@ -106,7 +106,7 @@ fn gradients_of_shared_features_are_clipped_together() {
     }
 }
 
-/// Blocks that are recomputed add up a second time.
+/// Recomputed blocks repeat their sums.
 #[test]
 fn recomputation_has_the_same_bits_and_needs_less() {
     let recipe = small(GPT);
@@ -149,7 +149,7 @@ fn offloading_goes_with_everything_that_ranks_divide() {
     }
 }
 
-/// Ranks agree on a plan, though the first ones have a head more.
+/// Ranks agree on a plan, even if the first ranks have one head more.
 #[test]
 fn ranks_that_share_features_have_one_plan() {
     let recipe = small(GPT);
@@ -174,7 +174,7 @@ fn ranks_that_share_features_have_one_plan() {
     assert!(knobs.iter().all(|own| *own == knobs[0] && *own != parts_of(24)), "{knobs:?}");
 }
 
-/// A plan without other ranks, of each rank on a simulated device.
+/// Each rank is planned on a simulated device, without the other ranks.
 #[test]
 fn a_rank_alone_is_planned_as_among_others() {
     for model in [GPT, VIT] {
@@ -188,7 +188,7 @@ fn a_rank_alone_is_planned_as_among_others() {
             let mut trainer = trainer(&recipe, Some(ranks), Parallelism::TensorParallel);
             (planned(&mut trainer), trainer.device().spec())
         });
-        // The first has a head more.
+        // The first rank has one head more.
         assert!(found[0].0 >= found[2].0, "{} and {}", found[0].0, found[2].0);
         for (index, (among_others, spec)) in found.into_iter().enumerate() {
             let mirror = Mirror::new(Rank { index, count: 3 }).expect("one of three");
@@ -217,7 +217,7 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
             let ranks = (ranks.rank().count > 1).then_some(ranks);
             trainer(&recipe, ranks, zero)
         };
-        // To where it was saved, and from there.
+        // Trains to the step of the save, and from the saved checkpoint to the end.
         let goes_on = |trainer: &mut RecipeTrainer, from: Option<&Path>, saves: Option<&Path>| {
             let RecipeData { train, test, .. } = recipe.open().expect("data");
             let fit = recipe.fit(&train, &test).steps(4);
@@ -229,7 +229,7 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
             let fit = recipe.fit(&train, &test).steps(4 - trainer.steps());
             trainer.plan_run(&fit, &parts_of(6).into()).unwrap();
             let mut save = Save { after: 2, path: saves };
-            // One that saves stops then, and the others with it.
+            // The rank that saves stops afterwards, and so do the others.
             match saves {
                 Some(_) => trainer.run(&fit, &mut [&mut save]).unwrap(),
                 None => trainer.run(&fit, &mut []).unwrap(),
@@ -256,7 +256,7 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
             (2, Parallelism::Pipeline),
         ] {
             if model == SEQ2SEQ && zero == Parallelism::Pipeline {
-                // There is nowhere to cut it.
+                // This model cannot be cut.
                 continue;
             }
             let hashes =
@@ -270,7 +270,7 @@ fn what_one_rank_of_shared_features_saves_goes_on_with_any_number() {
     }
 }
 
-/// Each of four ranks has a fourth of the layers, and the budget has no room for more.
+/// Each of four ranks has a fourth of the layers, and no budget for more.
 #[test]
 fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device() {
     let recipe = crate::small_recipes::recipe(
@@ -291,7 +291,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
     let one = run(&recipe, &mut large, Some(8), |_, _| {});
     let budget_bytes = least_bytes / 2;
     let found = on_ranks(4, |ranks| {
-        // The trainer is made without a limit, as the whole model does not fit the budget.
+        // The trainer is made without a limit, because the whole model does not fit the budget.
         let mut trainer = trainer(&recipe, Some(ranks), Parallelism::TensorParallel);
         trainer.divide().unwrap();
         trainer.device().allocator().trim();
@@ -304,7 +304,7 @@ fn a_model_that_fits_no_rank_trains_shared_with_the_losses_of_one_large_device()
     }
 }
 
-/// What is refused, and why.
+/// The refused settings, and the words of each error.
 #[test]
 fn what_cannot_be_shared_is_refused_before_the_first_step() {
     let refused = |recipe: &Recipe, count: usize| {
@@ -333,7 +333,7 @@ fn what_cannot_be_shared_is_refused_before_the_first_step() {
     assert!(problem.contains("as wholes"), "{problem}");
 }
 
-/// The batch has more parts than a rehearsal runs, and a shorter part at its end.
+/// The batch has more parts than a rehearsal runs, and a shorter last part.
 #[test]
 fn what_ranks_add_up_in_a_step_is_what_was_planned() {
     for (size, recomputed_blocks) in [(24, 0), (4, 0), (5, 3)] {
@@ -348,7 +348,7 @@ fn what_ranks_add_up_in_a_step_is_what_was_planned() {
             trainer.run(&fit, &mut []).unwrap();
             let planned = plan.forecast.summed_bytes * STEPS as usize;
             assert_eq!(planned, counting.summed_bytes(), "{knobs}");
-            // A rank gives and takes two thirds of each sum, as the other two do.
+            // Like each of the three ranks, a rank sends and receives two thirds of each sum.
             assert_eq!(trainer.sent_bytes(&plan), 2 * (plan.forecast.summed_bytes / 3 * 2));
         });
     }

@@ -1,5 +1,5 @@
-//! The plans of models that people train, over all the budgets there are: each is run, takes what
-//! it said to the byte, and computes what the run without a limit does.
+//! The plans of common models over all budgets. Each plan is run, takes exactly the predicted
+//! bytes, and computes the result of the run without a limit.
 
 use lowtide_cli::recipe::{Recipe, RecipeData};
 use lowtide_tensor::{CpuOptions, Device};
@@ -9,7 +9,7 @@ use crate::common::does_not_fit;
 use crate::losses::Losses;
 use crate::small_recipes::recipe;
 
-/// With what may not be split by half of them: batch normalisation couples samples.
+/// Models with batch normalisation may not be split, because it couples samples.
 const MODELS: [(&str, &str, &[&str]); 7] = [
     ("ResNet-18", "digits-resnet", &["model.width=4", "data.shape=[3, 16, 16]"]),
     ("ResNet-50", "digits-resnet", &["model.width=4", "model.depth=50", "data.shape=[3, 16, 16]"]),
@@ -79,7 +79,8 @@ fn plans_of_seven_models_at_ten_budgets_take_what_they_say_and_compute_the_same(
         }
         knobs.dedup();
         assert!(knobs.len() > 2, "{name}: {knobs:?}");
-        // A byte less than the least has no plan, and the same least.
+        // With one byte less than the least budget there is no plan, and the error names the same
+        // least budget.
         let error = does_not_fit(run(&recipe, least_bytes - 1));
         assert_eq!(error.needed_bytes, least_bytes, "{name}");
         for remedy in error.remedies {

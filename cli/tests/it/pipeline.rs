@@ -1,5 +1,5 @@
-//! Models cut into stages, each with a rank of its own: the training of one rank that splits its
-//! batches alike.
+//! Models cut into stages, with one rank per stage. The training is that of one rank with the same
+//! micro-batches.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -30,7 +30,7 @@ const RESNET: (&str, &[&str]) =
 
 pub(crate) fn small((name, sets): (&str, &[&str])) -> Recipe {
     let mut recipe = recipe(name, sets);
-    // Its terms are added in another order.
+    // The norm would be summed in another order.
     recipe.train.clip_norm = None;
     recipe.train.batch_size = 24;
     recipe
@@ -58,7 +58,7 @@ pub(crate) fn trainer_on(
     trainer
 }
 
-/// Watches a run, and does something after each step.
+/// An observer that watches a run and calls a function after each step.
 pub(crate) struct Watch<F> {
     on_step: F,
     pub(crate) losses: Vec<f64>,
@@ -84,7 +84,7 @@ pub(crate) fn watch<F>(on_step: F) -> Watch<F> {
     Watch { on_step, losses: Vec::new(), scores: Vec::new(), norms: Vec::new() }
 }
 
-/// The results of a run of some steps.
+/// The results of a run of a few steps.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Ran {
     pub(crate) hash: u64,
@@ -96,7 +96,7 @@ pub(crate) struct Ran {
 
 pub(crate) const STEPS: u64 = 2;
 
-/// Runs some steps and an evaluation, in micro-batches of `micro_batch` samples or as planned.
+/// Runs a few steps and an evaluation, in micro-batches of `micro_batch` samples or as planned.
 pub(crate) fn run(
     recipe: &Recipe,
     trainer: &mut RecipeTrainer,
@@ -107,7 +107,7 @@ pub(crate) fn run(
     run_with(recipe, trainer, knobs, on_step)
 }
 
-/// Runs some steps and an evaluation, with `knobs` or as planned.
+/// Runs a few steps and an evaluation, with `knobs` or as planned.
 pub(crate) fn run_with(
     recipe: &Recipe,
     trainer: &mut RecipeTrainer,
@@ -121,7 +121,7 @@ pub(crate) fn run_with(
         None => trainer.plan_run(&fit, &Default::default()).unwrap(),
     };
     let allocator = trainer.device().allocator().clone();
-    // Memory that the whole model took before it was divided does not count.
+    // Memory that the whole model took before its division is not counted.
     allocator.trim();
     allocator.reset_peaks();
     let mut watch = watch(on_step);
@@ -148,7 +148,8 @@ fn in_stages(recipe: &Recipe, count: usize, micro_batch: Option<usize>) -> Vec<R
     })
 }
 
-/// Dropout and batch norm are in it. More micro-batches than stages, as many, and fewer.
+/// The model has dropout and batch norm. The number of micro-batches is above, equal to and below
+/// the number of stages.
 #[test]
 fn stages_have_the_bits_of_one_rank_in_the_planned_memory() {
     for (model, sizes) in [(VIT, &[6, 5, 12, 24][..]), (RESNET, &[24])] {
@@ -171,7 +172,7 @@ fn stages_have_the_bits_of_one_rank_in_the_planned_memory() {
     }
 }
 
-/// Evaluations may be in other parts, whose sums are added.
+/// Checks that losses are close. Evaluations may use other parts, whose sums are added.
 pub(crate) fn assert_near(own: &[(f64, f64)], whole: &[(f64, f64)]) {
     assert_eq!(own.len(), whole.len());
     for (own, whole) in own.iter().zip(whole) {
@@ -180,7 +181,7 @@ pub(crate) fn assert_near(own: &[(f64, f64)], whole: &[(f64, f64)]) {
     }
 }
 
-/// The embedding is the output layer, too: its gradient is a sum over two stages.
+/// The embedding is also the output layer, so its gradient is a sum over two stages.
 #[test]
 fn parameters_in_several_stages_are_one() {
     let recipe = small(GPT);
@@ -199,8 +200,8 @@ fn parameters_in_several_stages_are_one() {
     }
 }
 
-/// The embedding again, frozen: there is no sum, and the bits are those of one rank. What a stage
-/// sends on has no gradient below the first block that is trained.
+/// The embedding is frozen, so there is no such sum, and the bits are those of one rank. A stage
+/// sends no gradient below the first trained block.
 #[test]
 fn what_is_frozen_has_no_gradient_in_any_stage() {
     let recipe = small(GPT);
@@ -223,8 +224,8 @@ fn what_is_frozen_has_no_gradient_in_any_stage() {
     }
 }
 
-/// Sums of squares of stages are added where one rank takes one sum; what is in two stages counts
-/// once.
+/// The sums of squares of all stages are added, where one rank takes a single sum. A parameter in
+/// two stages counts once.
 #[test]
 fn gradients_of_all_stages_are_clipped_together() {
     for model in [GPT, VIT] {
@@ -248,7 +249,7 @@ fn gradients_of_all_stages_are_clipped_together() {
     }
 }
 
-/// All stages plan the same micro-batches, small enough for none to wait long.
+/// All stages plan the same micro-batches, which are small enough that no stage waits long.
 #[test]
 fn stages_agree_on_their_micro_batches() {
     let recipe = small(VIT);
@@ -260,7 +261,7 @@ fn stages_agree_on_their_micro_batches() {
     assert!(sizes.iter().all(|&size| size == sizes[0] && size < 24), "{sizes:?}");
 }
 
-/// A plan without other ranks, of each stage on a simulated device.
+/// Each stage is planned on a simulated device, without the other ranks.
 #[test]
 fn a_stage_alone_is_planned_as_among_others() {
     for model in [VIT, GPT] {
@@ -302,7 +303,7 @@ pub(crate) fn fail_on_each_rank(recipe: &Recipe, zero: Parallelism) {
         (ran, counts.get())
     });
     for (faulty, (_, counts)) in calm.iter().enumerate() {
-        // The first step makes the states of the optimizer, too.
+        // The first step also creates the states of the optimizer.
         for step in 0..STEPS as usize {
             let requests = counts[step + 1] - counts[step];
             assert!(requests > 100, "{requests} allocations are no step");
@@ -330,7 +331,7 @@ pub(crate) fn fail_on_each_rank(recipe: &Recipe, zero: Parallelism) {
     }
 }
 
-/// Running statistics are in it.
+/// The model has running statistics.
 #[test]
 fn what_one_stage_saves_is_the_whole_training_and_goes_on_in_any_way() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -385,7 +386,7 @@ fn what_one_stage_saves_is_the_whole_training_and_goes_on_in_any_way() {
     }
 }
 
-/// Eight equal layers: each of four stages has two, and the budget has no room for more.
+/// Eight equal layers. Each of four stages has two, and no budget for more.
 #[test]
 fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_device() {
     let new = |place: &Device, device: &Device, options: Options| {
@@ -425,7 +426,7 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
             parallelism: Parallelism::Pipeline,
             ..Options::default()
         };
-        // The model is made without a limit, as the whole of it does not fit the budget.
+        // The model is made without a limit, because the whole model does not fit the budget.
         let mut trainer = new(&device(None), &device(Some(budget_bytes)), options);
         let train = data();
         let fit = Fit::new(&train).steps(4);
@@ -442,8 +443,8 @@ fn a_model_that_fits_no_rank_trains_in_stages_with_the_losses_of_one_large_devic
     assert!(found.iter().all(|own| *own == (whole.losses.clone(), whole_hash)), "{found:?}");
 }
 
-/// The output of each block goes to the next stage, its gradient comes back. The token table is in
-/// the first stage and in the last.
+/// The output of each block is sent to the next stage, and its gradient comes back. The token table
+/// is in the first stage and in the last.
 #[test]
 fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
     let recipe = small(GPT);
@@ -477,7 +478,7 @@ fn a_stage_sends_what_goes_between_blocks_and_the_gradient_of_the_table() {
     }
 }
 
-/// What is refused, and why.
+/// The refused settings, and the words of each error.
 #[test]
 fn what_cannot_be_a_pipeline_is_refused_before_the_first_step() {
     let refused = |recipe: &Recipe, count: usize, change: fn(&mut RecipeTrainer)| {

@@ -1,4 +1,4 @@
-//! Training in bf16 and f16: planned to the byte, in less memory, with the bits of a twin.
+//! Training in bf16 and f16: its planned memory, its loss scale, and its bits.
 
 use std::path::Path;
 
@@ -104,8 +104,8 @@ fn f16_backs_off_from_a_scale_that_overflows_and_goes_on_from_a_checkpoint_of_th
 
 #[test]
 fn amp_fused_optimizer_parity() {
-    // Lightning compares a fused optimizer with one that is not, both scaled: here with the plain
-    // formula on what the scaler hands over, w - rate · dw.
+    // Lightning compares a fused optimizer with an ordinary one, both with a scaled loss. Here the
+    // plain formula w - rate · dw is applied to the gradients after scaling.
     let rate = 0.25;
     let run = Run { train_len: 96, ..Run::default() };
     let batch = first_batch(&run.loaders().0);
@@ -119,7 +119,7 @@ fn amp_fused_optimizer_parity() {
         (before, after)
     };
     for precision in HALF {
-        // A rate of 1 and of a power of two tell the gradient exactly but for the rounding of w.
+        // A rate of 1 and a power of two show the gradient exactly, except for the rounding of w.
         let ((before, whole), (_, part)) = (step(1.0, precision), step(rate, precision));
         for ((w, whole), part) in before.iter().zip(&whole).zip(&part) {
             let expected = w - (w - whole) * rate as f32;
@@ -129,7 +129,7 @@ fn amp_fused_optimizer_parity() {
     }
 }
 
-/// Types that operations compute in, and that parameters are kept in.
+/// Types of operations and of parameters.
 const NARROW: [(Precision, StoredType); 4] = [
     (Precision::Bf16, StoredType::F32),
     (Precision::F16, StoredType::F32),

@@ -1,4 +1,4 @@
-//! Published models, made narrow, by every method: what is planned is what is measured.
+//! Published models, made narrow, with every method: planned bytes equal measured bytes.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::common::on_ranks;
 use crate::features::assert_close;
 use crate::pipeline::{run, trainer};
 
-/// Settings that make a model narrow, under the names that model families give them.
+/// Settings that make a model narrow, with the keys of all model families.
 const NARROW: [(&str, u64); 15] = [
     ("hidden_size", 64),
     ("n_embd", 64),
@@ -32,7 +32,7 @@ const NARROW: [(&str, u64); 15] = [
     ("query_pre_attn_scalar", 16),
 ];
 
-/// One of each family, and of each form of attention; all with `--deep`.
+/// One model of each family and of each form of attention. The deep tests use all models.
 const SOME: [&str; 8] = [
     "EleutherAI/pythia-70m",
     "Qwen/Qwen2.5-0.5B",
@@ -72,7 +72,7 @@ fn make(name: &str, folder: &Path) {
     save(&mut model, folder, 1 << 30).expect("room");
 }
 
-/// Everything in f32 and bf16, adapters beside both, and beside few bits.
+/// All parameters in f32 and bf16, adapters for both, and adapters for quantised weights.
 const METHODS: [(Option<usize>, Base); 6] = [
     (None, Base::Floats(StoredType::F32)),
     (None, Base::Floats(StoredType::Bf16)),
@@ -99,7 +99,7 @@ fn published_models_made_narrow_take_what_is_planned_by_every_method() {
     }
 }
 
-/// Without a budget, within the least that there is a plan for, and within one of a byte less.
+/// Runs without a budget, within the least budget that has a plan, and within one byte less.
 fn check(name: &str, folder: &Path, tuning: &Tuning) {
     let recipe = Recipe::of_model(folder, tuning).expect("a recipe");
     let RecipeData { samples, train, test } = recipe.open().expect("data");
@@ -130,14 +130,14 @@ fn check(name: &str, folder: &Path, tuning: &Tuning) {
     assert_eq!(run(Some(least_bytes - 1)), (least_bytes, None), "{name} {tuning:?}");
 }
 
-/// Heads in groups, packed in every way, with norms of their own, gates, caps: two ranks have a
-/// group each, unless there is one.
+/// Models with grouped heads, every form of packed weights, own norms, gates and caps. Each of two
+/// ranks has one group of heads, unless there is only one group.
 #[test]
 fn decoders_that_ranks_share_have_the_losses_of_one() {
     for name in SOME {
         let folder = tempfile::tempdir().expect("a folder");
         make(name, folder.path());
-        // Ranks drop other weights of their own heads.
+        // Without dropout, because ranks drop different weights of their heads.
         let path = folder.path().join("config.json");
         let text = std::fs::read_to_string(&path).expect("it was written");
         let mut entries: Map<String, Value> = serde_json::from_str(&text).expect("JSON");

@@ -1,4 +1,4 @@
-//! Recipes: complete, and with mistakes that are named.
+//! Complete recipes, and recipes with mistakes, which errors name.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ fn load(text: &str) -> Result<Recipe, TrainError> {
     Recipe::load(file.path())
 }
 
-/// The mistake is told in one line with the file, the line and the key.
+/// Checks that the mistake is reported in one line with the file, the line and the key.
 #[track_caller]
 fn check_mistake(text: &str, line: usize, key: &str) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -94,7 +94,8 @@ fn optimizers_have_the_options_of_their_recipe() {
 
 #[test]
 fn every_schedule_round_trips_and_moves_the_learning_rate() {
-    // With a learning rate of 2: the rates of the first step and of one in which all have changed.
+    // With a learning rate of 2: the rate of the first step, and of a step in which all schedules
+    // have changed.
     let schedules = [
         ("", 2.0, 2.0),
         ("kind = \"constant\"", 2.0, 2.0),

@@ -1,4 +1,4 @@
-//! The page of a run, through the run.
+//! The page of a run during the run.
 
 use std::cell::RefCell;
 use std::fs;
@@ -22,8 +22,8 @@ fn run() -> Run {
     Run { epochs: 2, ..Run::default() }
 }
 
-/// Checks that the curves have the same steps and values, up to the last digit of a number that
-/// went through a file.
+/// Checks that the curves have the same steps and values, up to the last digit of a number that was
+/// written to a file.
 fn check_same(read: &Curves, seen: &Curves) {
     assert_eq!(read.series().len(), seen.series().len());
     for (read, seen) in read.series().iter().zip(seen.series()) {
@@ -64,7 +64,7 @@ fn page_has_what_the_metrics_have() {
     assert!(html.contains("Digits &lt;1&gt;") && html.contains("finished: step 4 of 4"));
 }
 
-/// Looks at the page after each step, and fails at one.
+/// Reads the page after each step, and fails at one step.
 struct Reader<'a> {
     path: &'a Path,
     seen: Rc<RefCell<Vec<String>>>,
@@ -114,7 +114,7 @@ fn page_of_a_run_that_ran_out_of_memory_shows_the_step_in_which_it_did() {
     let device = run.device(None);
     let (train, test) = run.loaders();
     let mut trainer = run.trainer(&device);
-    /// Takes nearly all memory away after the second step.
+    /// Takes nearly all memory after the second step.
     struct Thief(Device);
     impl Observer for Thief {
         fn on_step(&mut self, report: &StepReport, _: &mut dyn Training) -> Result<Flow> {
@@ -156,7 +156,7 @@ fn page_that_cannot_be_written_any_more_is_an_error_at_the_end() {
     let device = run.device(None);
     let (train, test) = run.loaders();
     let mut trainer = run.trainer(&device);
-    /// Takes the folder away.
+    /// Removes the folder.
     struct Remover<'a>(&'a Path);
     impl Observer for Remover<'_> {
         fn on_step(&mut self, _: &StepReport, _: &mut dyn Training) -> Result<Flow> {

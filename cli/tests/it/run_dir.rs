@@ -1,4 +1,4 @@
-//! The folder of a run: made with its parents, and in nobody's way.
+//! The folder of a run: created with its parents, and never in place of a file.
 
 use std::fs;
 

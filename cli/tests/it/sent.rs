@@ -1,4 +1,4 @@
-//! The bytes that ranks send each other in a step.
+//! The bytes that ranks send to each other in a step.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +12,10 @@ use lowtide_trainer::{Fit, Knobs, Parallelism};
 use crate::common::PATIENT;
 use crate::pipeline::{trainer, watch};
 
-/// A bound on the bytes of a message without a tensor: its call, and the values exchanged in it.
+/// Largest bytes of a message without a tensor: its call, and the values exchanged in it.
 const WORDS_BYTES_MAX: usize = 40;
 
-/// A rank's ends of the lines to all ranks, itself among them.
+/// A rank's lines to all ranks, including itself.
 struct Lines {
     rank: Rank,
     to: Vec<Sender<Vec<u8>>>,
@@ -23,7 +23,7 @@ struct Lines {
     sent: Arc<Sent>,
 }
 
-/// Bytes and messages that a rank has sent over its lines so far.
+/// Number of bytes and messages that a rank has sent over its lines so far.
 #[derive(Default)]
 struct Sent {
     bytes: AtomicUsize,
@@ -74,7 +74,7 @@ impl Wire for Lines {
         })
     }
 
-    /// Lines that nobody holds any more end what is waited for.
+    /// Dropping the lines ends every wait for them.
     fn abort(&self, _: &str) {}
 }
 
@@ -82,7 +82,7 @@ struct Network {
     recipe: &'static str,
     blocks: usize,
     parameter_bytes: usize,
-    /// Bytes of the parameters that are in no block.
+    /// Bytes of the parameters outside of blocks.
     outside_bytes: usize,
     /// Bytes of the parameters that are used in two places.
     tied_bytes: usize,
@@ -90,7 +90,7 @@ struct Network {
 
 impl Network {
     /// Bytes of sharded parameters that a micro-batch gathers: once at each use, and once more in
-    /// blocks that are recomputed.
+    /// recomputed blocks.
     fn gathered_bytes(&self, recomputes: bool) -> usize {
         let again = if recomputes { self.parameter_bytes - self.outside_bytes } else { 0 };
         self.parameter_bytes + self.tied_bytes + again
@@ -121,7 +121,7 @@ const NETWORKS: [Network; 2] = [
     },
 ];
 
-/// Bytes and messages that a rank sends in the second step of a training.
+/// Number of bytes and messages that a rank sends in the second step of a training.
 struct InAStep {
     planned_bytes: usize,
     bytes: usize,
@@ -150,8 +150,8 @@ fn in_a_step(recipe: &Recipe, count: usize, zero: Parallelism, knobs: Knobs) -> 
     })
 }
 
-/// Gradients, what was updated, and parameters that are divided, as often as each goes around; and
-/// as many bytes go over the wire, but for the words by which ranks agree.
+/// The formula counts gradients, updated parts and gathered parameters, each as often as it is
+/// sent. The same number of bytes is sent, except for the words of votes.
 #[test]
 fn ranks_send_what_the_formula_says_and_the_plan() {
     for network in NETWORKS {
@@ -165,7 +165,7 @@ fn ranks_send_what_the_formula_says_and_the_plan() {
                 (Parallelism::Zero3, 0, parts * (all + network.gathered_bytes(false))),
                 (Parallelism::Zero3, network.blocks, parts * (all + network.gathered_bytes(true))),
             ];
-            // Without blocks the last two are one.
+            // Without blocks, the last two kinds of parallelism are the same.
             ways.dedup();
             for (zero, recomputed_blocks, around) in ways {
                 let micro_batch = 16 / count / parts;
@@ -174,7 +174,7 @@ fn ranks_send_what_the_formula_says_and_the_plan() {
                 let ranks = in_a_step(&recipe, count, zero, knobs);
                 let place = format!("{count} ranks, {parts} parts, {zero:?}, {knobs}");
                 assert!(ranks.iter().all(|own| own.planned_bytes == of_each), "{place}");
-                // Parts that do not come out even make it more for one and less for another.
+                // If parts do not divide evenly, one rank sends more and another less.
                 let sent: usize = ranks.iter().map(|own| own.bytes).sum();
                 let messages: usize = ranks.iter().map(|own| own.messages).sum();
                 let words = sent.checked_sub(count * of_each);

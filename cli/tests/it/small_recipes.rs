@@ -1,10 +1,10 @@
-//! The recipes that train on data that ships, of every kind of model, made small.
+//! The recipes with built-in data, for every kind of model, made small.
 
 use std::path::Path;
 
 use lowtide_cli::recipe::Recipe;
 
-/// Names, and what makes them small.
+/// Names of recipes, with the settings that make them small.
 pub(crate) const RECIPES: [(&str, &[&str]); 9] = [
     ("digits", &["model.channels=4"]),
     ("digits-mlp", &["model.hidden=[16, 16]"]),

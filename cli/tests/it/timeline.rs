@@ -43,7 +43,7 @@ impl Observer for Truth<'_> {
     }
 }
 
-/// The levels after every event of a recording, those before the first one in front.
+/// The levels after every event of a recording, preceded by the levels at its start.
 fn levels(recording: &Recording) -> Vec<Levels> {
     let index = |category: Option<Category>| {
         Category::ALL.iter().position(|&c| Some(c) == category).expect("it is recorded")
@@ -77,7 +77,7 @@ fn levels(recording: &Recording) -> Vec<Levels> {
     all
 }
 
-/// Checks the recorded step against the allocator at every phase; returns it.
+/// Checks the recorded step against the allocator at every phase. Returns the step.
 fn check(device: &Device, run: impl FnOnce(&mut [&mut dyn Observer])) -> RecordedStep {
     let mut timeline = Timeline::new(device);
     let mut truth = Truth { device, at_phase: Vec::new(), after_step: Vec::new() };
@@ -112,7 +112,7 @@ fn check_run(run: &Run, budget_bytes: Option<usize>, fault: Option<u64>) -> Reco
     });
     let peak_bytes = levels(&recorded.recording).iter().map(|(_, reserved)| *reserved).max();
     let statistics = device.allocator().statistics();
-    // A rollback drops the cache, and what the step needs may then lie closer together.
+    // After a rollback the cache is empty, and a step's blocks may be placed closer together.
     if fault.is_none() {
         assert_eq!(peak_bytes, Some(statistics.reserved.peak_bytes as u64), "training is the peak");
     }
@@ -140,7 +140,7 @@ fn second_step_is_recorded_as_the_allocator_counts_it() {
     let modules: Vec<&str> =
         recorded.recording.sites.iter().map(|site| site.module.as_str()).collect();
     assert!(modules.contains(&"conv") && modules.contains(&"linear"), "{modules:?}");
-    // The optimizer's state is there from the start.
+    // The optimizer's state exists from the start.
     let is_state = |category| category == Some(Category::OptimizerState);
     assert!(recorded.recording.start.iter().any(|block| is_state(block.category)));
 }
@@ -153,7 +153,7 @@ fn what_is_charged_counts() {
     let mut trainer = run.trainer(&device);
     trainer.plan(&train, &test, 1).expect("fits");
     let recorded = check(&device, |observers| {
-        // A charge stands for memory that a library of the user's keeps for itself.
+        // A charge stands for memory that a user's library keeps.
         let _charge = device.allocator().charge(Category::Workspace, 5_000).expect("memory");
         trainer.fit(&train, &test, 1, observers).expect("memory");
     });
@@ -186,7 +186,7 @@ fn first_step_that_was_rolled_back_is_recorded_with_the_reason() {
 
 #[test]
 fn step_longer_than_the_history_shows_its_end() {
-    // More events in a step than the 131,072 that the allocator remembers.
+    // The step has more events than the 131,072 that the allocator remembers.
     let run = Run { train_len: 288, ..Run::default() };
     let device = run.device(None);
     let busy = Probe::new(cnn(&device, 16, 0), |_, device| {
@@ -204,7 +204,7 @@ fn step_longer_than_the_history_shows_its_end() {
     assert!(recorded.recording.lost_events > 0, "nothing was forgotten");
     let levels = levels(&recorded.recording);
     assert_eq!(levels.last(), truth.after_step.get(1));
-    // The last phase is where it was.
+    // The last phase keeps its position.
     let (event, name) = recorded.notes.phases.last().expect("three");
     let mut of_step = truth.at_phase.iter().filter(|(step, ..)| *step == recorded.step);
     let (_, _, at_phase) = of_step.next_back().expect("three");

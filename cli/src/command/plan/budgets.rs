@@ -18,10 +18,10 @@ use crate::human::{exact_bytes, format_bytes, format_seconds};
 use crate::json::{does_not_fit_json, with_knobs};
 use crate::recipe::{Recipe, RecipeData};
 
-/// The plan within a budget, or why there is none.
+/// The plan within a budget, or the reason why there is none.
 pub(super) type WithinBudget = std::result::Result<FittingPlan, Box<DoesNotFit>>;
 
-/// A plan, and the changes that it takes to fit.
+/// A plan, and the changes with which it fits.
 pub(super) struct FittingPlan {
     pub(super) plan: Plan,
     /// Changes of the recipe's numerics.
@@ -30,7 +30,8 @@ pub(super) struct FittingPlan {
     zero: Parallelism,
 }
 
-/// Prints the plan of each of several budgets, a line each. Returns true if all fit.
+/// Prints the plan for each of several budgets in one line. Returns true if all budgets have a
+/// plan.
 pub(super) fn run(recipe: &Recipe, arguments: &PlanArgs) -> Result<bool> {
     let of_rank = arguments.device.of_rank(arguments.planning.first_rank())?;
     of_rank.check_budgets()?;
@@ -66,7 +67,7 @@ impl Budgets<'_> {
         self.plans.iter().all(|(_, plan)| plan.is_ok())
     }
 
-    /// The time of the fastest plan.
+    /// Simulated seconds of the fastest plan.
     fn fastest(&self) -> f64 {
         let fitting = self.plans.iter().filter_map(|(_, plan)| plan.as_ref().ok());
         fitting.map(|fitting| fitting.plan.forecast.seconds).fold(f64::INFINITY, f64::min)
@@ -136,7 +137,7 @@ impl Budgets<'_> {
 }
 
 impl FittingPlan {
-    /// Knobs, parallelism and numerics.
+    /// The knobs, the parallelism and the numerics in words.
     fn words(&self) -> String {
         let divided = self.zero.divided().map(|what| format!("{what} divided among ranks"));
         let numerics = self.numerics.iter().map(Numerics::to_string);
@@ -155,7 +156,7 @@ pub(super) struct BudgetPlanner<'a> {
     arguments: &'a PlanArgs,
     sim: &'a Device,
     host: Option<&'a Device>,
-    /// Forecasts of each recipe and parallelism, for the next budget.
+    /// Forecasts of each recipe and parallelism, shared by all budgets.
     known: RefCell<Vec<((Recipe, Parallelism), Forecasts)>>,
 }
 
@@ -164,7 +165,7 @@ impl<'a> BudgetPlanner<'a> {
         BudgetPlanner { arguments, sim, host, known: RefCell::default() }
     }
 
-    /// The forecasts so far of a recipe and a parallelism.
+    /// The forecasts that were made of a recipe with a parallelism.
     fn forecasts(&self, recipe: &Recipe, zero: Parallelism) -> Forecasts {
         let mut known = self.known.borrow_mut();
         let is_same = |(of, divided): &(Recipe, Parallelism)| of == recipe && *divided == zero;
@@ -176,7 +177,7 @@ impl<'a> BudgetPlanner<'a> {
         forecasts
     }
 
-    /// The plan of a recipe within a budget, or why there is none.
+    /// The plan of a recipe within a budget, or the reason why there is none.
     ///
     /// # Errors
     /// Anything that keeps the recipe from being built.

@@ -14,12 +14,12 @@ use crate::command::rehearsing::Rehearsing;
 use crate::command::stages::Stages;
 use crate::recipe::{Recipe, RecipeData};
 
-/// The limit that a plan has to fit.
+/// The limit for a plan.
 #[derive(Clone, Copy)]
 pub(in crate::command) enum PlanBudget {
     /// The budget of the device, within a limit on the process.
     Given(Option<ProcessBudget>),
-    /// The smallest budget that has a plan, whatever the device has.
+    /// The smallest budget that has a plan, whatever memory the device has.
     Least,
 }
 
@@ -88,7 +88,7 @@ pub(in crate::command) fn find(
 struct PlanFinder<'a> {
     place: Rehearsing<'a>,
     capacity: Capacity,
-    /// True if the smallest budget that has a plan is looked for.
+    /// True if the search is for the smallest budget that has a plan.
     is_least: bool,
 }
 
@@ -113,8 +113,8 @@ impl PlanFinder<'_> {
         Ok(if parameters < gradients { Parallelism::Zero3 } else { Parallelism::Zero2 })
     }
 
-    /// The plans by each parallelism within a budget. A note on the error stream names the flag of
-    /// one that fits where none without a flag does.
+    /// The plans for each parallelism within a budget. If no plan without a flag fits, a note on
+    /// the error stream names the flag of a plan that fits.
     fn compare(&self, recipe: &Recipe, budget_bytes: usize) -> Result<ParallelismTable> {
         let mut table = self.place.share_batches(recipe, budget_bytes)?;
         table.add_those_of_one_model(|zero| {

@@ -15,39 +15,38 @@ use crate::command::rows::Row;
 use crate::command::stages::Stages;
 use crate::human::{exact_bytes, format_bytes};
 
-/// The number of modules that a plan lists.
+/// Number of modules that a plan lists.
 const MODULES_SHOWN: usize = 8;
 
-/// A plan, and what its rehearsal found.
+/// A plan, with the results of its rehearsal.
 pub(in crate::command) struct FoundPlan {
     pub(super) plan: Plan,
-    /// The parts of the process, where that has a limit.
+    /// The parts of the process, if it has a limit.
     pub(super) process: Option<Process>,
     /// True if no smaller budget has a plan.
     pub(super) is_least: bool,
-    /// Bytes of the device's memory that are not for tensors.
+    /// Bytes of the device's memory outside the budget of tensors.
     pub(super) outside_bytes: usize,
     /// True if `outside_bytes` is an assumption, not a measurement.
     pub(super) is_assumed: bool,
-    /// The library that will multiply matrices, where an NVIDIA device was asked.
+    /// The library for matrix products, if an NVIDIA device was opened.
     pub(super) products: Option<String>,
-    /// The rates that times are by, where they are not nominal.
+    /// The measured rates of the device; `None` for nominal rates.
     pub(super) calibration: Option<Calibration>,
-    /// Knobs that were surveyed, those of the plan among them, and their forecasts; the first is the
-    /// fastest.
+    /// The surveyed knobs, including the plan's, with their forecasts. The fastest comes first.
     pub(super) survey: Vec<(Knobs, Forecast)>,
-    /// Changes of the recipe's numerics that the plan takes.
+    /// Changes of the recipe's numerics with which the plan fits.
     pub(super) numerics: Vec<Numerics>,
     pub(super) offload_budget: Option<usize>,
-    /// The number of ranks that train together.
+    /// Number of ranks that train together.
     pub(super) rank_count: usize,
     /// Bytes that a rank sends to the others in a step.
     pub(super) sent_bytes: usize,
-    /// The part of a training that is divided among the ranks.
+    /// The parallelism of the ranks.
     pub(super) zero: Parallelism,
-    /// The plans by each parallelism, where there are several ranks.
+    /// The plans for each parallelism, if there are several ranks.
     pub(super) parallelism: ParallelismTable,
-    /// The stages, where the model is cut.
+    /// The stages, if the model is cut.
     pub(super) stages: Stages,
 }
 
@@ -74,7 +73,7 @@ impl FoundPlan {
         rows
     }
 
-    /// The budget, and what lies outside of it.
+    /// The rows of the budget, and of the memory outside it.
     fn limits(&self, device: &DeviceArgs) -> Vec<Row> {
         let &FoundPlan { outside_bytes, is_assumed, .. } = self;
         let budget_bytes = self.plan.budget_bytes;
@@ -101,7 +100,7 @@ impl FoundPlan {
         ]
     }
 
-    /// Knobs, parallelism and numerics, and the reasons for them.
+    /// The rows of knobs, parallelism and numerics, and of the reasons for them.
     fn choices(&self) -> Vec<Row> {
         let &FoundPlan { ref plan, rank_count, zero, sent_bytes, .. } = self;
         let share = match (rank_count, zero) {
@@ -133,7 +132,7 @@ impl FoundPlan {
         ]
     }
 
-    /// The peak, and what waits in other memory.
+    /// The rows of the peak, and of bytes offloaded to other memory.
     fn memory(&self) -> Vec<Row> {
         let (plan, offload_budget) = (&self.plan, self.offload_budget);
         let (peak_bytes, next_bytes) = (plan.predicted_peak_bytes(), plan.copy_ahead_bytes);

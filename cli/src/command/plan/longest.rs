@@ -10,10 +10,11 @@ use crate::command::say;
 use crate::human::{exact_bytes, format_bytes};
 use crate::json::with_knobs;
 
-/// A budget, and the tokens and the plan of the longest rows that fit it.
+/// A budget, with the tokens and the plan of the longest rows that fit.
 type Longest = (usize, Option<(usize, Plan)>);
 
-/// Prints the longest rows that fit each budget, a line each. Returns true if some fit each.
+/// Prints the longest rows that fit each budget in one line. Returns true if every budget fits
+/// some.
 pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     let of_rank = arguments.device.of_rank(arguments.planning.first_rank())?;
     of_rank.check_budgets()?;
@@ -69,8 +70,8 @@ fn row_line((budget_bytes, found): &Longest) -> String {
     }
 }
 
-/// The largest number from 1 to `limit` that has a plan, and the plan. Shorter rows fit where
-/// longer ones do.
+/// The largest number from 1 to `limit` that has a plan, and the plan. If longer rows fit, shorter
+/// rows fit too.
 ///
 /// # Errors
 /// Errors of `plan_of`.

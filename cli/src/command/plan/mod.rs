@@ -27,13 +27,13 @@ pub(super) struct PlanArgs {
     device: DeviceArgs,
     #[command(flatten)]
     planning: PlanningArgs,
-    /// Finds the longest rows that fit each budget, up to what the model was made for.
+    /// Finds the longest rows that fit each budget, up to the context of the model.
     #[arg(long, conflicts_with = "seq")]
     longest: bool,
     /// Finds the smallest budget that has a plan.
     #[arg(long, conflicts_with_all = ["budgets", "process_budget", "longest", "allow"])]
     least: bool,
-    /// Prints the plan, or why there is none, as one JSON object.
+    /// Prints the plan, or the reason why there is none, as one JSON object.
     #[arg(long)]
     pub(super) json: bool,
 }
@@ -43,7 +43,7 @@ const LABEL_COLUMNS: usize = 15;
 
 impl PlanArgs {
     /// # Errors
-    /// `Setting` for what is not planned for a pipeline.
+    /// `Setting` for options that do not work with a pipeline.
     fn check_pipeline(&self) -> Result<()> {
         let is_pipeline = self.planning.divided() == Some(Parallelism::Pipeline);
         if !is_pipeline || !(self.least || self.longest || self.device.budgets.len() > 1) {
@@ -54,7 +54,7 @@ impl PlanArgs {
     }
 }
 
-/// Prints the plan. Returns true if everything that was asked for fits.
+/// Prints the plan. Returns true if everything requested fits.
 pub(super) fn run(arguments: &PlanArgs) -> Result<bool> {
     let PlanArgs { device, planning, .. } = arguments;
     let recipe = arguments.model.recipe(&arguments.recipe)?;

@@ -1,4 +1,4 @@
-//! The survey of a plan: bytes and times of its knobs and of others.
+//! The survey of a plan: bytes and times of its knobs and of other knobs.
 
 use lowtide_trainer::{Forecast, Knobs, Plan};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::command::rates::{Calibration, measured_seconds};
 use crate::human::{exact_bytes, format_seconds};
 use crate::json::with_knobs;
 
-/// Forecasts of knobs, those of a plan among them.
+/// Forecasts of knobs, including the knobs of a plan.
 pub(super) struct Survey<'a> {
     pub(super) plan: &'a Plan,
     pub(super) forecasts: &'a [(Knobs, Forecast)],
@@ -15,7 +15,7 @@ pub(super) struct Survey<'a> {
 }
 
 impl Survey<'_> {
-    /// A table for people, after an empty line.
+    /// The table as text, after an empty line.
     pub(super) fn lines(&self) -> Vec<String> {
         let step = if self.calibration.is_some() { "a step    " } else { "" };
         let peak = format!("{:<28}{step}", "peak");
@@ -57,7 +57,7 @@ impl Survey<'_> {
         )
     }
 
-    /// A list of objects for programs.
+    /// The list of forecasts as JSON objects.
     pub(super) fn to_json(&self) -> Value {
         let rows = self.forecasts.iter().map(|(knobs, forecast)| {
             let fields = json!({
@@ -70,7 +70,7 @@ impl Survey<'_> {
         rows.collect()
     }
 
-    /// The estimated time of a forecast, with the first one's as 1.
+    /// The estimated time of a forecast, relative to the first forecast.
     fn relative_time(&self, forecast: &Forecast) -> f64 {
         let whole = self.forecasts.first().map_or(1.0, |(_, forecast)| forecast.seconds);
         forecast.seconds / whole

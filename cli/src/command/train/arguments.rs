@@ -15,7 +15,7 @@ use crate::command::{DeviceArgs, RecipeArgs, parse_count};
 pub(in crate::command) struct TrainArgs {
     #[command(flatten)]
     pub(super) recipe: RecipeArgs,
-    /// Resumes the run in DIR after its last checkpoint, or the checkpoint DIR. Options beside it
+    /// Resumes the run in DIR after its last checkpoint, or from the checkpoint DIR. Other options
     /// change the run; --epochs counts from the beginning.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["recipe", "plan"])]
     pub(super) resume: Option<PathBuf>,
@@ -33,29 +33,29 @@ pub(in crate::command) struct RunArgs {
     /// Folder of the run; runs/NAME-N if absent. An earlier run there is replaced.
     #[arg(long, value_name = "DIR")]
     pub(in crate::command) out: Option<PathBuf>,
-    /// Runs by the plan in FILE, which `lowtide plan --json` has printed, within its budget unless
-    /// one is given; refuses if a rehearsal finds other bytes.
+    /// Runs with the plan in FILE, printed by `lowtide plan --json`, and with its budget unless one
+    /// is given. Refuses the plan if a new rehearsal needs other bytes.
     #[arg(long, value_name = "FILE")]
     pub(super) plan: Option<PathBuf>,
     /// Writes a checkpoint at an interval of steps, epochs or minutes: 500steps, 1epoch, 10min.
     #[arg(long, value_name = "INTERVAL", value_parser = CheckpointEvery::from_str)]
     pub(super) checkpoint_every: Option<CheckpointEvery>,
-    /// Number of last checkpoints to keep, beside the best one.
+    /// Number of last checkpoints to keep, besides the best one.
     #[arg(long, value_name = "N", default_value_t = 2)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=10_000))]
     pub(super) keep: u64,
-    /// How long a step that ran out of memory waits for it to come back before it keeps less, runs
-    /// in smaller parts, or ends the run: 60s, 10min.
+    /// Time to wait for memory after a step ran out of it: 60s, 10min. After that the step keeps
+    /// less, runs in smaller parts, or ends the run.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(in crate::command) wait: Option<Duration>,
-    /// A drill: lets the N-th device allocation of the training fail once.
+    /// A fault drill: makes the N-th device allocation of the training fail once.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=u64::MAX))]
     pub(super) fault_at: Option<u64>,
     /// Writes the allocator's last events to FILE: .html, .pickle or .jsonl.
     #[arg(long, value_name = "FILE", value_parser = Target::parser())]
     pub(super) trace: Option<Target>,
-    /// Writes the report to FILE too, every few seconds while the run goes on.
+    /// Also writes the report to FILE, every few seconds during the run.
     #[arg(long, value_name = "FILE")]
     pub(super) report: Option<PathBuf>,
     /// Writes every metric to an event file in FOLDER, for TensorBoard.
@@ -64,7 +64,7 @@ pub(in crate::command) struct RunArgs {
     /// Shows no progress.
     #[arg(long)]
     pub(super) quiet: bool,
-    /// Prints the summary, or what kept the run from ending, as one JSON object.
+    /// Prints the summary, or the error of the run, as one JSON object.
     #[arg(long)]
     pub(in crate::command) json: bool,
 }

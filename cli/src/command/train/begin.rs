@@ -21,8 +21,8 @@ use crate::command::rehearsing::fastest_division;
 use crate::command::staging::Origin;
 use crate::recipe::{Recipe, RecipeData, RecipeTrainer, Samples};
 
-/// Opens everything for a run, plans it, and does `work` with the arguments of this rank, the
-/// training, and the data to test on.
+/// Opens the data, the device and the model of a run, and plans it. Then calls `work` with the
+/// arguments of this rank, the training, and the test data.
 ///
 /// # Errors
 /// Anything that keeps the run from being planned, and errors of `work`.
@@ -64,7 +64,8 @@ pub(super) fn with_planned<R>(
 }
 
 impl RunArgs {
-    /// Takes the budgets, the parallelism and the numerics of a plan, unless others are given.
+    /// Takes the budgets, the parallelism and the numerics of a plan file, unless the user gave
+    /// them.
     ///
     /// # Errors
     /// `Setting` for the plan of a pipeline.
@@ -91,7 +92,7 @@ struct Data<'a> {
     test: &'a Loader,
 }
 
-/// Everything that a run is planned from.
+/// The inputs of the plan of a run.
 struct Begin<'a> {
     arguments: &'a RunArgs,
     origin: Option<&'a Origin>,
@@ -105,16 +106,16 @@ struct Begin<'a> {
 /// A training that is ready to begin.
 pub(super) struct Planned<'a> {
     pub(super) trainer: RecipeTrainer,
-    /// The steps that are left; `None` where only the end is missing.
+    /// The remaining steps; `None` if only the end of the run is missing.
     pub(super) rest: Option<Fit<'a>>,
-    /// The parts of the process, where that has a limit.
+    /// The memory limit of the process and its division, if the process has a limit.
     pub(super) process: Option<Process>,
     pub(super) plan: Plan,
 }
 
 impl<'a> Begin<'a> {
-    /// The plan that all ranks have: by the fastest division, or by the one that divides most where
-    /// ranks find different ones.
+    /// Makes the plan of this rank with the same division on all ranks: the fastest one. If ranks
+    /// find different ones, all use the one that divides most.
     ///
     /// # Errors
     /// Errors of [`Begin::plan`] on any rank.
@@ -122,7 +123,7 @@ impl<'a> Begin<'a> {
         let ranks = self.ranks.as_deref();
         let mut planning = self.arguments.planning.clone();
         if self.origin.is_some() || self.plan_file.is_some() {
-            // A run that has begun, or has a plan, keeps its numerics.
+            // A run that has begun, or that has a plan, keeps its numerics.
             planning.allow.clear();
         }
         if let Some(ranks) = ranks.filter(|_| planning.divided().is_none()) {
@@ -134,14 +135,14 @@ impl<'a> Begin<'a> {
         if zeros.iter().all(|zero| *zero == zeros[0]) {
             return Ok(changed);
         }
-        // A rank with less memory than others divides more, and then all do.
+        // A rank with less memory than others divides more; then all ranks do.
         let most = zeros.iter().flatten().max();
         planning.zero =
             Parallelism::OF_SHARED_BATCHES.into_iter().find(|&zero| Some(&(zero as u8)) == most);
         self.plan_by(recipe, &planning)
     }
 
-    /// The fastest division by the first rank's rehearsals.
+    /// The fastest division according to the first rank's rehearsals.
     fn preferred(
         &self,
         ranks: &dyn Collectives,
@@ -158,22 +159,22 @@ impl<'a> Begin<'a> {
 
     fn plan_by(&self, recipe: &Recipe, planning: &PlanningArgs) -> Result<Changed<Planned<'a>>> {
         let changed = planning.first_that_fits(recipe, |recipe, zero| self.plan(recipe, zero));
-        // Nothing is written before every rank is ready.
+        // No rank writes anything before every rank is ready.
         agree(self.ranks.as_deref(), changed)
     }
 
     /// Makes the model and its plan.
     ///
     /// # Errors
-    /// `DoesNotFit`, and what else keeps it from being run.
+    /// `DoesNotFit`; errors that keep the recipe from being run.
     fn plan(&self, recipe: &Recipe, zero: Parallelism) -> Result<Planned<'a>> {
         let &Begin { arguments, origin, plan_file, ref ranks, device, data } = self;
         let capacity = Capacity::of_opened(device, &arguments.device);
         let built = recipe.trainer_among(ranks.clone(), zero, device, data.samples);
-        // Ranks with blocks or features of one model meet on the way to a plan.
+        // Ranks that share the blocks or features of one model communicate while they plan.
         let stages = ranks.as_deref().filter(|_| !zero.shares_batches());
         let mut trainer = match agree(stages, built) {
-            // The rehearsal on a larger, simulated device knows how much is missing in all.
+            // The rehearsal on a larger, simulated device finds all missing bytes.
             Err(error) if error.out_of_memory().is_some() => {
                 let mut as_it_is = arguments.planning.clone();
                 as_it_is.allow.clear();
@@ -205,10 +206,10 @@ impl<'a> Begin<'a> {
     }
 }
 
-/// The steps that are left of a run after `position`; `None` where only its end is missing.
+/// The remaining steps of a run after `position`; `None` if only its end is missing.
 ///
 /// # Errors
-/// `Setting` if the run has ended and nothing is to be added.
+/// `Setting` if the run has ended and no epochs are added.
 fn rest_of<'a>(
     recipe: &Recipe,
     origin: Option<&Origin>,
@@ -231,7 +232,7 @@ fn rest_of<'a>(
     Ok(None)
 }
 
-/// The error of a checkpoint that cannot be resumed, and the checkpoint before it, which can.
+/// Adds to the error of an unusable checkpoint the checkpoint before it, which can be resumed.
 pub(super) fn offer(origin: &Origin, error: TrainError) -> TrainError {
     let Some(before) = &origin.before else { return error };
     let (path, problem) = match error {

@@ -64,11 +64,11 @@ pub(super) fn run_recipe(
     Ended::of(recipe, origin, arguments)?.tell(arguments, None)
 }
 
-/// A run whose files are at their place.
+/// A run whose files are published.
 pub(super) struct Ended {
     summary: Summary,
     pub(super) run_dir: RunDir,
-    /// The content of its report.
+    /// The content of the report.
     pub(super) report: report::Run,
     pub(super) was_interrupted: bool,
     plan: Plan,
@@ -95,7 +95,7 @@ impl Ended {
         )
     }
 
-    /// Trains on the one rank that leaves files.
+    /// Trains on the one rank that writes files.
     fn of_rank(
         recipe: Recipe,
         origin: Option<&Origin>,
@@ -107,7 +107,7 @@ impl Ended {
             let Planned { mut trainer, rest, process, plan } = planned;
             arguments.device.doubt(plan.predicted_peak_bytes());
 
-            // Everything that will be written is opened before the first step.
+            // All outputs are opened before the first step.
             let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
             let out = arguments.out.as_deref();
             let staging = match origin {
@@ -128,7 +128,7 @@ impl Ended {
                 metrics,
             };
             let worked = run.work(&mut trainer, Sets { rest: rest.as_ref(), test }, &interrupt);
-            // The model is at its place before anything else is tried.
+            // The model is published before any other output.
             let published = worked.and_then(|worked| Ok((worked, staging.publish()?)));
             if published.is_err() {
                 rescue(&mut trainer, recipe, staging);
@@ -136,14 +136,14 @@ impl Ended {
             let recording = || Recording::of(&trainer.device().allocator().capture());
             let traced = trace.map_or(Ok(()), |trace| trace.write(&recording()));
             let ((summary, report), run_dir) = published?;
-            // Ranks that have left by now are not waited for.
+            // Ranks that have already left are not waited for.
             drop(trainer.leave());
             let was_interrupted = interrupt.came();
             Ok(Ended { summary, run_dir, report, was_interrupted, plan, process, traced })
         })
     }
 
-    /// Prints the summary, in JSON with one more field if there is one.
+    /// Prints the summary. In JSON, `more` is added as a field, if given.
     ///
     /// # Errors
     /// `File` if it cannot be printed, or the trace was not written.
@@ -172,7 +172,7 @@ impl Ended {
     }
 }
 
-/// Trains on a rank that leaves no files.
+/// Trains on a rank that writes no files.
 fn follow(
     mut recipe: Recipe,
     origin: Option<&Origin>,

@@ -23,32 +23,32 @@ use crate::recipe::{Recipe, RecipeTrainer};
 use crate::report::{self, About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
 
-/// Everything that a run has before its first step.
+/// The inputs of a run before its first step.
 pub(super) struct Run<'a> {
     pub(super) arguments: &'a RunArgs,
     pub(super) recipe: &'a Recipe,
-    /// Changes of its numerics that it takes to fit.
+    /// Changes of the recipe's numerics that let the run fit.
     pub(super) numerics: &'a [Numerics],
-    /// The part of the training that is divided among ranks.
+    /// The parallelism of the ranks.
     pub(super) zero: Parallelism,
     pub(super) plan: &'a Plan,
-    /// The parts of the process, where that has a limit.
+    /// The parts of the process, if it has a limit.
     pub(super) process: Option<&'a Process>,
-    /// The folder that the files of the run are written in.
+    /// The folder to which the files of the run are written.
     pub(super) files: &'a RunDir,
-    /// The metrics of the run that this one resumes.
+    /// The metrics of the run that this run resumes.
     pub(super) metrics: Option<&'a Path>,
 }
 
-/// The data that a run trains and ends on.
+/// The data of a run: to train on, and to test on at the end.
 #[derive(Clone, Copy)]
 pub(super) struct Sets<'a> {
-    /// The steps that are left; `None` where only the end is missing.
+    /// The remaining steps; `None` if only the end is missing.
     pub(super) rest: Option<&'a Fit<'a>>,
     pub(super) test: &'a Loader,
 }
 
-/// Numbers of a run that the summary has beside those of the trainer.
+/// Numbers of a run for the summary, besides those of the trainer.
 struct Trained {
     score: Score,
     seconds: f64,
@@ -73,8 +73,8 @@ impl Run<'_> {
         };
         NewFile::write(&files.recipe(), &text)?;
         let mut observers = self.observers(metrics, text, &device)?;
-        // Before the first step there is room for the files of the last one. On an error that room
-        // is free before a checkpoint in flight is finished.
+        // Room for the files at the end is reserved before the first step. On an error this room is
+        // released before a checkpoint in progress is finished.
         let mut last_files = LastFiles::new(files, trainer)?;
         let trained = self.train(trainer, sets, &mut observers, interrupt)?;
         last_files.save_model(trainer)?;
@@ -94,10 +94,10 @@ impl Run<'_> {
         Ok((summary, report.run().clone()))
     }
 
-    /// Opens everything that is written while the run goes on.
+    /// Opens all files that are written during the run.
     fn observers(&self, metrics: Metrics, text: String, device: &Device) -> Result<Observers> {
         let &Run { arguments, recipe, files, .. } = self;
-        // Without an interval there is one at most, after an interrupt.
+        // Without an interval there is at most one checkpoint, after an interrupt.
         let never = CheckpointEvery::Steps(u64::MAX);
         let folder = CheckpointFolder::new(&files.checkpoints())
             .keep_last(arguments.keep as usize)
@@ -118,7 +118,7 @@ impl Run<'_> {
         Ok(Observers { progress, metrics, events, report, checkpoints })
     }
 
-    /// Trains to the end, or to an interrupt, and writes the last checkpoint.
+    /// Trains to the end or to an interrupt, and writes the last checkpoint.
     fn train(
         &self,
         trainer: &mut RecipeTrainer,
@@ -135,7 +135,7 @@ impl Run<'_> {
         let mut all = observers.all(&mut interrupt);
         let score = match rest {
             Some(rest) => trainer.run(rest, &mut all)?,
-            // All that is missing is the end.
+            // Only the end of the run is missing.
             None => {
                 all.iter_mut().try_for_each(|observer| observer.on_end(trainer))?;
                 trainer.evaluate(test)?
@@ -187,7 +187,7 @@ impl Run<'_> {
     }
 }
 
-/// Everything that is told of a run's steps.
+/// The observers of a run.
 struct Observers {
     progress: Option<Progress>,
     metrics: Metrics,
@@ -197,7 +197,7 @@ struct Observers {
 }
 
 impl Observers {
-    /// All observers in the order in which they are told of a step; an interrupt comes last.
+    /// All observers in calling order. The interrupt comes last.
     fn all<'a>(&'a mut self, interrupt: &'a mut &Interrupt) -> [&'a mut dyn Observer; 6] {
         let Observers { progress, metrics, events, report, checkpoints } = self;
         [progress, metrics, events, report, checkpoints, interrupt]

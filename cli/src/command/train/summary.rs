@@ -20,18 +20,18 @@ pub(super) fn summary_json(summary: &Summary, run_dir: &RunDir) -> Value {
     json
 }
 
-/// A run that has ended.
+/// The outcome of a run that has ended.
 pub(super) struct Outcome<'a> {
     pub(super) summary: &'a Summary,
     pub(super) plan: &'a Plan,
     pub(super) process: Option<&'a Process>,
     pub(super) run_dir: &'a RunDir,
-    /// The device allocation that a drill lets fail.
+    /// The number of the device allocation that failed in a drill.
     pub(super) fault_at: Option<u64>,
 }
 
 impl Outcome<'_> {
-    /// The run in plain words.
+    /// The run as rows.
     pub(super) fn rows(&self) -> Vec<Row> {
         let mut rows = self.values();
         rows.extend(self.choices());
@@ -50,7 +50,7 @@ impl Outcome<'_> {
     fn values(&self) -> Vec<Row> {
         let Summary { epochs, steps, seconds, values, train_loss_last, .. } = self.summary;
         let trained = format!("{epochs} epochs, {steps} steps, in {seconds:.1} s");
-        // Names of metrics are not known here, and may be wider than a label.
+        // Names of metrics are not known here, and may be wider than the column of labels.
         let values = values.iter().map(|(name, value)| {
             let value = value.unwrap_or(f64::NAN);
             format!("{:<LABEL_COLUMNS$} {value:.4}", name.replace('_', " "))
@@ -62,13 +62,13 @@ impl Outcome<'_> {
         ]
     }
 
-    /// Parallelism, knobs and numerics.
+    /// The rows of parallelism, knobs and numerics.
     fn choices(&self) -> Vec<Row> {
         let Summary { knobs, numerics, zero, .. } = self.summary;
         let divided = zero.divided().filter(|_| self.summary.ranks > 1);
         let divided = divided.map(|what| format!("{what} among the ranks, each with a part"));
         let micro_batch = format!("{} of {}", knobs.micro_batch, self.plan.batch_size);
-        // Each change has a label of its own.
+        // Each change has its own label.
         let numerics = numerics.iter().map(|change| {
             Row::new("numerics", [format!("{change}, which was allowed: it does not fit without")])
         });
@@ -119,7 +119,7 @@ impl Outcome<'_> {
         ]
     }
 
-    /// The effect of a drill, where no step was retried.
+    /// The effect of a drill, if no step was retried.
     fn drill(&self) -> Option<String> {
         let (nth, made) = (self.fault_at?, self.summary.allocations);
         if nth > made {

@@ -1,4 +1,4 @@
-//! Arrays and tables of numbers of a recipe.
+//! Arrays and tables of numbers for a recipe.
 
 use std::path::Path;
 
@@ -32,7 +32,8 @@ pub(super) fn npy(data: &NpyRecipe, wants: Wants) -> Result<Opened> {
     in_parts(train, test, data.test_share)
 }
 
-/// What is trained on, and what is tested on: a share of it where there is nothing else.
+/// The training data and the test data. Without `test`, a share of the training data is the test
+/// data.
 fn in_parts<D: Dataset + 'static>(
     (samples, train): (Samples, D),
     test: Option<(Samples, D)>,
@@ -87,9 +88,9 @@ pub(super) fn parquet(data: &ParquetRecipe) -> Result<Opened> {
     in_parts(train, test, data.test_share)
 }
 
-/// Samples under the names and in the types of tasks: the last field of `dataset` is the target,
-/// those before it, one after the other, the input. A single input of bytes stays one, for pixels.
-/// Errors about the target name `target_key`.
+/// Samples with the field names and types of tasks. The last field of `dataset` is the target; the
+/// fields before it are joined into the input. A single input of bytes stays bytes, for pixels.
+/// Errors call the target `target_key`.
 fn samples_from<D: Dataset + 'static>(
     dataset: D,
     samples: Samples,
@@ -150,7 +151,7 @@ fn samples_from<D: Dataset + 'static>(
     })?)
 }
 
-/// The values of a field, each converted; whole numbers of more than 53 bits are rounded.
+/// The values of a field, each converted. Integers of more than 53 bits are rounded.
 fn convert<O>(
     sample: &SampleView<'_>,
     (field, element): (usize, ElementType),

@@ -1,4 +1,4 @@
-//! Images of a recipe: as they are, or varied.
+//! Images for a recipe, with or without augmentation.
 
 #[cfg(feature = "parquet")]
 use lowtide_data::ParquetImages;
@@ -56,7 +56,7 @@ fn in_memory(
     }
 }
 
-/// Images as a recipe and a model want them.
+/// Images in the shape that a recipe and a model ask for.
 fn adapted(images: &Images, shape: Option<[usize; 3]>, wants: Wants) -> Images {
     let [channels, height, width] = images.shape();
     let channels = if wants.colour { channels.max(3) } else { channels };
@@ -68,8 +68,8 @@ fn samples_of(images: &Images) -> Samples {
     Samples::Images { shape: images.shape(), classes: images.classes() }
 }
 
-/// Images in memory of which those to train on are varied; `parts` are the indexes to train on and
-/// to test on, if not all are.
+/// Images in memory, with augmented training images. `parts` holds the training and the test
+/// indices, unless `train` and `test` are used whole.
 fn varied(
     train: &Images,
     test: Images,
@@ -171,8 +171,8 @@ pub(super) fn masks(
     decoded(samples, images, None, data.test_share, data.shape, augment)
 }
 
-/// Images that are decoded when they are read, those to train on varied; a share of them is tested
-/// on where there are no others for that.
+/// Images that are decoded when they are read, with augmented training images. Without a test set,
+/// a share of the images is the test set.
 fn decoded<S: ImageSource + Clone + 'static>(
     samples: Samples,
     images: S,
@@ -207,7 +207,7 @@ fn check_channels(shape: [usize; 3]) -> Result<()> {
     }
 }
 
-/// The steps to images of this shape; without variation, the middle of the image.
+/// The steps to images of this shape. Without augmentation, the middle of the image is cut out.
 fn pipeline([channels, height, width]: [usize; 3], augment: &AugmentRecipe) -> Result<Pipeline> {
     let size = [height, width];
     let mut steps = if augment.random_resized_crop {

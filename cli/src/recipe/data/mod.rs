@@ -16,11 +16,11 @@ pub use open::Samples;
 pub(super) use open::Wants;
 
 kinds! {
-    /// The data; keys that its kind has no use for are an error.
+    /// The data. A key that its kind does not use is an error.
     DataRecipe {
         /// The handwritten digits that ship with lowtide: 1797 images of 8x8.
         Digits(DigitsRecipe) = "digits",
-        /// MNIST, or what else is in four IDX files of these names.
+        /// MNIST, or other data in four IDX files of the same names.
         Mnist(MnistRecipe) = "mnist",
         /// CIFAR-10 or CIFAR-100.
         Cifar(CifarRecipe) = "cifar",
@@ -32,10 +32,10 @@ kinds! {
         Csv(CsvRecipe) = "csv",
         /// A file of text, as rows of tokens.
         Text(TextRecipe) = "text",
-        /// Files of tokens, as nanoGPT and llm.c have them.
+        /// Files of tokens in the format of nanoGPT or llm.c.
         TokenFile(TokenFileRecipe) = "token-file",
         /// A file with a JSON object on each line: texts, prompts with completions, chats, or
-        /// answers that are preferred to others.
+        /// preferred answers.
         JsonLines(JsonLinesRecipe) = "json-lines",
         /// Arrays of NumPy: images or rows of numbers, and a class or a number for each.
         Npy(NpyRecipe) = "npy",
@@ -43,34 +43,34 @@ kinds! {
         Parquet(ParquetRecipe) = "parquet",
         /// Images and classes in a Parquet file, as dataset hubs keep them (a feature).
         ParquetImages(ParquetImagesRecipe) = "parquet-images",
-        /// Images and classes in tar archives, as WebDataset has them.
+        /// Images and classes in tar archives, as in WebDataset.
         TarShards(TarShardsRecipe) = "tar-shards",
-        /// Images of noise, to plan and to measure with.
+        /// Images of noise, for plans and measurements.
         RandomImages(RandomImagesRecipe) = "random-images",
-        /// Tokens at random, to plan and to measure with.
+        /// Random tokens, for plans and measurements.
         RandomTokens(RandomTokensRecipe) = "random-tokens",
     }
-    /// Threads that read samples beside the one that trains.
+    /// Number of threads that read samples besides the training thread.
     each workers_mut(workers: usize)
 }
 
 options! {
     /// The handwritten digits.
     DigitsRecipe {
-        /// Channels, height and width that images are brought to; as they are if absent.
+        /// Channels, height and width after resizing; the original ones if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         shape: Option<[usize; 3]> = None,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// Images of IDX files.
     MnistRecipe {
         /// The folder with `train-images-idx3-ubyte` and the other three, with `.gz` or without.
         folder: PathBuf = PathBuf::from("mnist"),
-        /// Channels, height and width that images are brought to; as they are if absent.
+        /// Channels, height and width after resizing; the original ones if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         shape: Option<[usize; 3]> = None,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// CIFAR's binary files.
@@ -79,53 +79,54 @@ options! {
         folder: PathBuf = PathBuf::from("cifar-10-batches-bin"),
         /// 10 or 100.
         classes: usize = 10,
-        /// Channels, height and width that images are brought to; as they are if absent.
+        /// Channels, height and width after resizing; the original ones if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         shape: Option<[usize; 3]> = None,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// Image files by class.
     ImageFolderRecipe {
-        /// A folder of each class, or `train` and `test` (or `val`) with such folders in each.
+        /// A folder with a folder for each class, or with `train` and `test` (or `val`) of such
+        /// folders.
         folder: PathBuf = PathBuf::from("images"),
-        /// Channels (1 or 3), height and width that images are brought to.
+        /// Channels (1 or 3), height and width after resizing.
         shape: [usize; 3] = [3, 224, 224],
-        /// The share of the images that is tested on, where there is no folder of them.
+        /// The share of the images for testing, if there is no folder of test images.
         test_share: f64 = 0.1,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 2,
     }
     /// Image files with masks.
     SegmentationFolderRecipe {
         /// The folder of the images.
         images: PathBuf = PathBuf::from("images"),
-        /// The folder of the masks: PNG files of class numbers under the names of the images.
+        /// The folder of the masks: PNG files of class numbers, named like the images.
         masks: PathBuf = PathBuf::from("masks"),
         /// Number of classes; pixels of class 255 do not count.
         classes: usize = 2,
-        /// Channels (1 or 3), height and width that images are brought to.
+        /// Channels (1 or 3), height and width after resizing.
         shape: [usize; 3] = [3, 224, 224],
-        /// The share of the images that is tested on.
+        /// The share of the images for testing.
         test_share: f64 = 0.1,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 2,
     }
     /// A table of comma-separated values with a header.
     CsvRecipe {
         /// The table to train on.
         file: PathBuf = PathBuf::from("data.csv"),
-        /// Another table to test on; a tenth of the first, by chance, if absent.
+        /// Another table for testing; a random tenth of the first one if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<PathBuf> = None,
-        /// The column that is to be predicted from the others.
+        /// The column to predict from the others.
         target: String = "target".to_owned(),
-        /// Whether the target is a number and not the name of a class.
+        /// True if the target is a number and not the name of a class.
         number: bool = false,
-        /// The number in the place of a missing one; an error if absent.
+        /// The number that replaces missing values; a missing value is an error if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         fill: Option<f32> = None,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 0,
     }
     /// A text.
@@ -137,86 +138,87 @@ options! {
         tokenizer: String = "characters".to_owned(),
         /// Tokens of a row.
         context: usize = 64,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// Files of tokens.
     TokenFileRecipe {
         /// The files to train on, of 2-byte tokens or with llm.c's header.
         files: Vec<PathBuf> = vec![PathBuf::from("train.bin")],
-        /// The files to test on; the last tenth of the others if there is none.
+        /// The files for testing; the last tenth of the others if there is none.
         test: Vec<PathBuf> = Vec::new(),
-        /// Tokens that there are.
+        /// Number of different tokens.
         vocabulary: usize = 50_257,
         /// Tokens of a row.
         context: usize = 1024,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// JSON lines.
     JsonLinesRecipe {
         /// The file to train on.
         file: PathBuf = PathBuf::from("data.jsonl"),
-        /// Another file to test on; the last tenth of the first if absent.
+        /// Another file for testing; the last tenth of the first one if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<PathBuf> = None,
         /// The kind of a line: "text", "completion" (prompt and completion), "chat" (messages),
-        /// "preference" (prompt, chosen and rejected) or "chat-preference" (the same of messages).
+        /// "preference" (prompt, chosen and rejected) or "chat-preference" (messages instead of
+        /// texts).
         format: LineKind = LineKind::Text,
         /// "bytes", "gpt2", "cl100k", "o200k", or a file `tokenizer.json` (a feature).
         tokenizer: String = "gpt2".to_owned(),
-        /// Whether documents fill rows one after the other; each has a row of its own otherwise,
-        /// as preferences always have.
+        /// True if documents fill rows one after the other. Otherwise, and for preferences, each
+        /// document has its own row.
         packed: bool = true,
         /// Tokens of a row.
         context: usize = 1024,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// Two arrays of NumPy.
     NpyRecipe {
         /// A `.npy` file of rows of numbers, or of images: samples, channels if any, height, width.
         inputs: PathBuf = PathBuf::from("train_x.npy"),
-        /// A `.npy` file of what is to be predicted: classes, of samples or pixels, or numbers.
+        /// A `.npy` file of targets: classes, of samples or pixels, or numbers.
         targets: PathBuf = PathBuf::from("train_y.npy"),
-        /// Two other files of inputs and targets to test on; a share of the first if absent.
+        /// Two other files of inputs and targets for testing; a share of the first ones if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<[PathBuf; 2]> = None,
-        /// The share of the samples that is tested on, where there are no files of them.
+        /// The share of the samples for testing, if there are no files of test samples.
         test_share: f64 = 0.1,
-        /// Number of classes; a number is to be predicted if absent.
+        /// Number of classes; the target is a number if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize> = None,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// Columns of a Parquet file.
     ParquetRecipe {
         /// The file to train on.
         file: PathBuf = PathBuf::from("train.parquet"),
-        /// Another file to test on; a share of the first if absent.
+        /// Another file for testing; a share of the first one if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<PathBuf> = None,
-        /// The share of the rows that is tested on, where there is no file of them.
+        /// The share of the rows for testing, if there is no file of test rows.
         test_share: f64 = 0.1,
-        /// The columns to predict from, of numbers or of lists of one length; all others if empty.
+        /// The input columns, of numbers or of lists of one length; all other columns if empty.
         columns: Vec<String> = Vec::new(),
-        /// The column that is to be predicted.
+        /// The column to predict.
         target: String = "target".to_owned(),
-        /// Number of classes; a number is to be predicted if absent.
+        /// Number of classes; the target is a number if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<usize> = None,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
     /// Images in a Parquet file.
     ParquetImagesRecipe {
         /// The file to train on.
         file: PathBuf = PathBuf::from("train.parquet"),
-        /// Another file to test on; a share of the first if absent.
+        /// Another file for testing; a share of the first one if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         test: Option<PathBuf> = None,
-        /// The share of the images that is tested on, where there is no file of them.
+        /// The share of the images for testing, if there is no file of test images.
         test_share: f64 = 0.1,
         /// The column of PNG or JPEG files.
         image_column: String = "image.bytes".to_owned(),
@@ -224,22 +226,22 @@ options! {
         label_column: String = "label".to_owned(),
         /// Number of classes.
         classes: usize = 10,
-        /// Channels (1 or 3), height and width that images are brought to.
+        /// Channels (1 or 3), height and width after resizing.
         shape: [usize; 3] = [3, 224, 224],
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 2,
     }
     /// Tar archives of images.
     TarShardsRecipe {
-        /// The archives to train on: members of one name are a sample, `.jpg` or `.png` and `.cls`.
+        /// The training archives: members of one name, `.jpg` or `.png` and `.cls`, are a sample.
         files: Vec<PathBuf> = vec![PathBuf::from("train-000000.tar")],
-        /// Other archives to test on; a share of the first if there is none.
+        /// Other archives for testing; a share of the first ones if there is none.
         test: Vec<PathBuf> = Vec::new(),
-        /// The share of the images that is tested on, where there are no archives of them.
+        /// The share of the images for testing, if there are no archives of test images.
         test_share: f64 = 0.1,
-        /// Channels (1 or 3), height and width that images are brought to.
+        /// Channels (1 or 3), height and width after resizing.
         shape: [usize; 3] = [3, 224, 224],
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 2,
     }
     /// Images of noise.
@@ -248,22 +250,22 @@ options! {
         shape: [usize; 3] = [3, 224, 224],
         /// Number of classes.
         classes: usize = 1000,
-        /// Images of an epoch; an evaluation has a tenth of them.
+        /// Images of an epoch; an evaluation has a tenth of this number.
         samples: usize = 1280,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
-    /// Tokens at random.
+    /// Random tokens.
     RandomTokensRecipe {
-        /// Tokens that there are.
+        /// Number of different tokens.
         vocabulary: usize = 50_257,
         /// Tokens of a row.
         context: usize = 1024,
-        /// Rows of an epoch; an evaluation has a tenth of them.
+        /// Rows of an epoch; an evaluation has a tenth of this number.
         samples: usize = 1280,
-        /// Whether a sample is two rows, of which the first is preferred to the second.
+        /// True if a sample is two rows and the first is preferred to the second.
         preference: bool = false,
-        /// Threads that read samples beside the one that trains.
+        /// Threads that read samples besides the training thread.
         workers: usize = 1,
     }
 }
@@ -272,21 +274,21 @@ options! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LineKind {
-    /// `{"text": ..}`: all of it is learned.
+    /// `{"text": ..}`: the whole text is learned.
     Text,
     /// `{"prompt": .., "completion": ..}`: the completion is learned.
     Completion,
-    /// `{"messages": [{"role": .., "content": ..}]}`: what the assistant says is learned.
+    /// `{"messages": [{"role": .., "content": ..}]}`: the assistant's messages are learned.
     Chat,
     /// `{"prompt": .., "chosen": .., "rejected": ..}`: one answer is preferred to the other.
     Preference,
-    /// A preference of messages; what `chosen` and `rejected` begin with may be in them and not in
-    /// `prompt`.
+    /// A preference between messages. The common beginning of both answers may be in `chosen` and
+    /// `rejected` instead of `prompt`.
     ChatPreference,
 }
 
 impl LineKind {
-    /// Whether a line has two answers, of which one is preferred.
+    /// True if a line has two answers and one is preferred.
     pub fn is_preference(self) -> bool {
         matches!(self, LineKind::Preference | LineKind::ChatPreference)
     }
@@ -298,26 +300,26 @@ impl Default for DataRecipe {
     }
 }
 
-/// [`DataRecipe`] with a default kind.
+/// Reads a [`DataRecipe`] with a default kind.
 pub(super) fn or_digits<'de, D: Deserializer<'de>>(
     d: D,
 ) -> std::result::Result<DataRecipe, D::Error> {
     kind::with_default(d, "digits")
 }
 
-/// More than the sides of images, or the tokens of rows of text, have.
+/// Largest side of an image, and largest number of tokens in a row of text.
 const SIDE_MAX: usize = 1 << 16;
 
-/// Tokens of a row at random at most, to plan with; texts are read in rows of up to [`SIDE_MAX`].
+/// Largest number of random tokens in a row, for plans. Rows of text have at most [`SIDE_MAX`].
 pub(super) const CONTEXT_MAX: usize = 1 << 20;
 
 impl DataRecipe {
-    /// Threads that read samples beside the one that trains.
+    /// Number of threads that read samples besides the training thread.
     pub fn workers(&self) -> usize {
         *self.clone().workers_mut()
     }
 
-    /// Whether its samples are pairs of answers, of which one is preferred.
+    /// True if the samples are pairs of answers and one is preferred.
     pub(super) fn is_preferences(&self) -> bool {
         match self {
             DataRecipe::JsonLines(data) => data.format.is_preference(),
@@ -326,7 +328,8 @@ impl DataRecipe {
         }
     }
 
-    /// Its whole numbers by name, with the least and the most that each may be.
+    /// The integers among the data's options, each with its name and its smallest and largest
+    /// value.
     pub(super) fn counts(&self) -> Vec<(&'static str, usize, [usize; 2])> {
         const MANY: usize = 1 << 32;
         let context = |context: usize| ("data.context", context, [1, SIDE_MAX]);

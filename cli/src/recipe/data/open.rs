@@ -1,4 +1,4 @@
-//! Opens the data of a recipe in the form that a model wants.
+//! Opens the data of a recipe in the form that a model needs.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::{
 };
 use crate::recipe::{AugmentRecipe, setting};
 
-/// The seed of parts that are drawn by chance. Not the user's: every run has the same test data.
+/// The seed of random splits. Another seed than the user's gives every run the same test data.
 pub(super) const SPLIT_SEED: u64 = 0;
 
-/// The data of a training.
+/// The shape of a training's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
     /// Images.
@@ -29,28 +29,28 @@ pub enum Samples {
     },
     /// Rows of tokens.
     Tokens {
-        /// Tokens that there are.
+        /// Number of different tokens.
         vocabulary: usize,
-        /// Tokens that are read at once.
+        /// Number of tokens that are read at once.
         context: usize,
     },
-    /// Pairs of rows of tokens, of which the first is preferred to the second.
+    /// Pairs of rows of tokens; the first row is preferred to the second.
     Preferences {
-        /// Tokens that there are.
+        /// Number of different tokens.
         vocabulary: usize,
-        /// Tokens of a row that are read at once.
+        /// Number of tokens that are read of a row.
         context: usize,
     },
     /// Rows of numbers.
     Features {
-        /// Numbers of a row.
+        /// Number of values in a row.
         count: usize,
-        /// Number of classes; `None` where a number is to be predicted.
+        /// Number of classes; `None` if the target is a number.
         classes: Option<usize>,
     },
 }
 
-/// In what form a model wants its samples.
+/// The form of samples that a model needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wants {
     /// Images of three channels, unless the recipe says otherwise.
@@ -63,9 +63,9 @@ pub(crate) struct Wants {
 
 type OpenLoader = Box<dyn FnOnce(LoaderOptions, Rank) -> Result<Loader>>;
 
-/// Data, open.
+/// Opened data.
 pub(crate) struct Opened {
-    /// The kind of its samples.
+    /// The kind of the samples.
     pub(crate) samples: Samples,
     train: OpenLoader,
     test: OpenLoader,
@@ -88,7 +88,7 @@ impl Opened {
                 Ok(Loader::with_sampler(train, shard, options)?)
             }),
             test: Box::new(move |options, _| {
-                // A score of fewer samples would be another one.
+                // A score over fewer samples would not be comparable.
                 let on_bad_sample = OnBadSample::Fail;
                 let in_order =
                     LoaderOptions { workers: 0, on_bad_sample, drop_last: false, ..options };
@@ -97,7 +97,7 @@ impl Opened {
         }
     }
 
-    /// Loaders of this rank's share of the data to train on, shuffled, and of all to test on, in
+    /// The loaders of this rank: its share of the training data, shuffled, and all test data in
     /// order.
     pub(crate) fn loaders(self, options: LoaderOptions, rank: Rank) -> Result<(Loader, Loader)> {
         Ok(((self.train)(options, rank)?, (self.test)(options, rank)?))
@@ -105,10 +105,10 @@ impl Opened {
 }
 
 impl DataRecipe {
-    /// Opens the data in the form that a model wants.
+    /// Opens the data in the form that a model needs.
     ///
     /// # Errors
-    /// The errors of the data set; `Setting` for variations of what is no image.
+    /// Errors of the data set; `Setting` for augmentation of data without images.
     pub(crate) fn open(&self, wants: Wants, augment: &AugmentRecipe) -> Result<Opened> {
         let is_images = matches!(
             self,
@@ -209,7 +209,7 @@ fn csv(data: &CsvRecipe) -> Result<Opened> {
     Ok(Opened::new(samples, table, test))
 }
 
-/// A part to train on and one to test on, drawn by chance, the same in every run.
+/// The training part and the test part of a random split, the same in every run.
 pub(super) fn parts<D: Dataset + 'static>(
     dataset: D,
     test_share: f64,
@@ -221,7 +221,7 @@ pub(super) fn parts<D: Dataset + 'static>(
     Ok([next(), next()])
 }
 
-/// The share of a data set that is tested on.
+/// Returns the share of a data set for testing, if the share is in its range.
 pub(super) fn share(share: f64) -> Result<f64> {
     if share > 0.0 && share < 1.0 {
         Ok(share)

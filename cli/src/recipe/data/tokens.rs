@@ -1,4 +1,4 @@
-//! Texts and tokens of a recipe.
+//! Texts and tokens for a recipe.
 
 use std::fs;
 use std::path::Path;
@@ -15,10 +15,10 @@ use super::open::{Opened, Samples, Wants};
 use super::{JsonLinesRecipe, LineKind, TextRecipe, TokenFileRecipe};
 use crate::recipe::setting;
 
-/// The text that ships: the license of this program, 11 KB of English.
+/// The built-in text: the license of this program, 11 KB of English.
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
 
-/// The text between two documents, where the tokens are bytes.
+/// The text between two documents, for byte tokens.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 pub(super) fn text(data: &TextRecipe, wants: Wants) -> Result<Opened> {
@@ -72,7 +72,7 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     let (vocabulary, context) = (tokenizer.vocabulary_len(), data.context);
     let end = tokenizer.special(SpecialRole::EndOfText);
     let padding = tokenizer.special(SpecialRole::Padding).or(end).unwrap_or(0);
-    // Models with such a token have seen it before every document; chats have a begin of their own.
+    // Models with this token have seen it before every document. Chats have their own beginning.
     let begin = tokenizer.special(SpecialRole::BeginOfText);
     let is_chat = matches!(data.format, LineKind::Chat | LineKind::ChatPreference);
     let begin = begin.filter(|_| !is_chat);
@@ -100,7 +100,7 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     if data.packed {
         let rows = |documents| {
             let rows = PackedRows::new(documents, context)?;
-            // Where all is learned, labels are the tokens that follow.
+            // If the whole text is learned, the labels are the next tokens.
             Ok::<_, TrainError>(match data.format {
                 LineKind::Text => rows,
                 _ => rows.with_labels(),
@@ -115,7 +115,7 @@ pub(super) fn json_lines(data: &JsonLinesRecipe, wants: Wants) -> Result<Opened>
     Ok(Opened::new(samples, rows(train)?, rows(test)?))
 }
 
-/// Lines of answers that are preferred to others.
+/// Opens lines of preferred answers.
 fn preferences(
     data: &JsonLinesRecipe,
     lines: &PreferenceLines,
@@ -153,7 +153,7 @@ fn nothing_to_learn(context: usize) -> TrainError {
     setting("data.context", &problem)
 }
 
-/// The tokenizer of a name or a file.
+/// Finds the tokenizer of this name or file.
 fn tokenizer(name: &str) -> Result<Arc<dyn Tokenizer>> {
     match name {
         "bytes" => Ok(Arc::new(Bytes::new().with_special(END_OF_TEXT))),
