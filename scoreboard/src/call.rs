@@ -1,5 +1,5 @@
-//! The call of a case: its arguments as what lowtide's methods take. Every argument has to be read;
-//! one that no adapter looked at is reported, never ignored.
+//! The call of a case: its arguments in the types of lowtide's methods. Every argument must be
+//! read. An argument that no adapter reads is reported, never ignored.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::case::{self, Case, Kind, Numbers, Values};
 use crate::outcome::Reason;
 
-/// Why an adapter has no results.
+/// The reason why an adapter has no results.
 #[derive(Clone, Debug)]
 pub enum Stop {
     /// lowtide returned an error.
@@ -73,9 +73,9 @@ pub type Result<T> = std::result::Result<T, Stop>;
 
 /// A result of an operation.
 pub enum Output {
-    /// One that may have a gradient.
+    /// A result that may have a gradient.
     Var(Var),
-    /// One that has none.
+    /// A result without a gradient.
     Tensor(Tensor),
 }
 
@@ -92,7 +92,7 @@ impl From<Tensor> for Output {
 }
 
 impl Output {
-    /// The value of the result, with a gradient or without.
+    /// The value of the result.
     pub fn tensor(&self) -> &Tensor {
         match self {
             Output::Var(var) => var.value(),
@@ -101,32 +101,32 @@ impl Output {
     }
 }
 
-/// One result.
+/// A single result.
 pub(crate) fn one(output: impl Into<Output>) -> Result<Vec<Output>> {
     Ok(vec![output.into()])
 }
 
-/// Where an argument stands: its position, if it has one, and its name.
+/// The place of an argument: its position, if it has one, and its name.
 #[derive(Clone, Copy, Debug)]
 pub struct At(pub Option<usize>, pub &'static str);
 
-/// An argument that has a position.
+/// An argument with a position.
 pub(crate) const fn at(position: usize, name: &'static str) -> At {
     At(Some(position), name)
 }
 
-/// An argument that is given by name only.
+/// An argument that is given only by name.
 pub(crate) const fn named(name: &'static str) -> At {
     At(None, name)
 }
 
-/// Options without a meaning here: there is one device, gradients are asked for by leaves, and
-/// strides of results are not compared. Whether an operation works in place is lowtide's choice.
+/// Options without an effect here: there is one device, leaves request gradients, and strides of
+/// results are not compared. lowtide decides whether an operation works in place.
 const IGNORED: [&str; 5] = ["device", "requires_grad", "memory_format", "layout", "inplace"];
 
-/// The values that a run reads back from the device: sizes and places that the peer has in tensors
-/// and lowtide as numbers of the program. A simulated device has none, so its run is told those of
-/// the run before.
+/// The values that a run reads back from the device: sizes and places that are tensors in the peer
+/// and numbers of the program in lowtide. A simulated device has no values, so its run gets the
+/// values of the earlier run.
 #[derive(Default)]
 pub struct Reads {
     values: RefCell<Vec<Numbers>>,
@@ -166,7 +166,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Uploads the operands; those that want gradients are leaves.
+    /// Uploads the operands; operands that need gradients are leaves.
     pub(crate) fn new(
         case: &'a Case,
         file: &[u8],
@@ -193,12 +193,13 @@ impl<'a> Call<'a> {
         self.case
     }
 
-    /// A tensor's elements, read back: for what lowtide takes as numbers of the program.
+    /// The elements of a tensor, read back for an argument that lowtide takes as numbers of the
+    /// program.
     pub fn numbers_of(&self, tensor: &Tensor) -> Result<Numbers> {
         self.reads.read(tensor)
     }
 
-    /// The type that the case is in.
+    /// The element type of the case.
     pub fn dtype(&self) -> DType {
         case::dtype(&self.case.dtype).unwrap_or(DType::F32)
     }
@@ -222,17 +223,17 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The operands that wanted a gradient, but were read as constants.
+    /// The operands that need a gradient but were read as constants.
     pub(crate) fn without_gradient(&self) -> Vec<usize> {
         self.constants.borrow().clone()
     }
 
-    /// The operands that are parameters of a layer, under the identities that they have there.
+    /// The operands that are parameters of a layer, with their leaf identities in the layer.
     pub(crate) fn parameters(&self) -> Vec<(usize, LeafId)> {
         self.parameters.borrow().clone()
     }
 
-    /// The value of a parameter, whose gradient is then that of `leaf`.
+    /// The value of a parameter. The gradient of the parameter is then the gradient of `leaf`.
     pub fn parameter(&self, name: &str, leaf: LeafId) -> Option<Tensor> {
         let index = self.case.tensor_index(self.case.state.get(name)?)?;
         self.parameters.borrow_mut().push((index, leaf));
@@ -293,24 +294,24 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The tensor that a value stands for, if it does.
+    /// The tensor that a value refers to; `None` if the value is no tensor.
     pub fn var_of(&self, value: &Value) -> Option<Var> {
         let index = self.case.tensor_index(value)?;
         self.operands.get(index).cloned()
     }
 
-    /// A tensor.
+    /// The argument as a tensor.
     pub fn var(&self, at: At) -> Result<Var> {
         self.optional_var(at)?.ok_or_else(|| self.missing(at))
     }
 
-    /// A tensor, if there is one.
+    /// The argument as a tensor, if it is given.
     pub fn optional_var(&self, at: At) -> Result<Option<Var>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         self.var_of(value).map(Some).ok_or_else(|| self.mismatch(at, value))
     }
 
-    /// Several tensors.
+    /// The argument as several tensors.
     pub fn vars(&self, at: At) -> Result<Vec<Var>> {
         let value = self.value(at).ok_or_else(|| self.missing(at))?;
         let items = value.as_array().ok_or_else(|| self.mismatch(at, value))?;
@@ -318,12 +319,12 @@ impl<'a> Call<'a> {
         items.iter().map(var).collect()
     }
 
-    /// A tensor that gets no gradient in lowtide.
+    /// The argument as a tensor without a gradient in lowtide.
     pub fn constant(&self, at: At) -> Result<Tensor> {
         self.optional_constant(at)?.ok_or_else(|| self.missing(at))
     }
 
-    /// A tensor that gets no gradient in lowtide, if there is one.
+    /// The argument as a tensor without a gradient in lowtide, if it is given.
     pub fn optional_constant(&self, at: At) -> Result<Option<Tensor>> {
         let Some(var) = self.optional_var(at)? else { return Ok(None) };
         let index = self.value(at).and_then(|value| self.case.tensor_index(value));
@@ -332,7 +333,7 @@ impl<'a> Call<'a> {
         Ok(Some(var.into_value()))
     }
 
-    /// A number, a truth value as 0 or 1.
+    /// The argument as a number; a truth value counts as 0 or 1.
     pub fn number(&self, at: At) -> Result<Option<f64>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         let special = value.get("float").and_then(Value::as_str).and_then(|text| text.parse().ok());
@@ -341,7 +342,7 @@ impl<'a> Call<'a> {
         number.map(Some).ok_or_else(|| self.mismatch(at, value))
     }
 
-    /// A whole number.
+    /// The argument as a whole number.
     pub fn integer(&self, at: At) -> Result<Option<isize>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         self.integer_of(at, value).map(Some)
@@ -352,26 +353,26 @@ impl<'a> Call<'a> {
         integer.ok_or_else(|| self.mismatch(at, value))
     }
 
-    /// A number of things.
+    /// The argument as a count.
     pub fn count(&self, at: At) -> Result<Option<usize>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         self.count_of(at, value).map(Some)
     }
 
-    /// A value that is a number of things.
+    /// The value as a count: a whole number from 0 on.
     pub fn count_of(&self, at: At, value: &Value) -> Result<usize> {
         let count = value.as_u64().and_then(|value| usize::try_from(value).ok());
         count.ok_or_else(|| self.mismatch(at, value))
     }
 
-    /// Numbers of things, or one.
+    /// The argument as a list of counts; a single count is a list of one.
     pub fn counts(&self, at: At) -> Result<Option<Vec<usize>>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         items.iter().map(|item| self.count_of(at, item)).collect::<Result<_>>().map(Some)
     }
 
-    /// Two numbers of things, of which one may stand for both.
+    /// The argument as two counts; a single count stands for both.
     pub fn pair(&self, at: At, default: usize) -> Result<[usize; 2]> {
         match self.counts(at)?.as_deref() {
             None | Some([]) => Ok([default; 2]),
@@ -381,7 +382,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// One number of things, which may be in a list.
+    /// The argument as a single count, which may be in a list.
     pub fn single(&self, at: At, default: usize) -> Result<usize> {
         match self.counts(at)?.as_deref() {
             None | Some([]) => Ok(default),
@@ -390,27 +391,27 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Whole numbers, or one.
+    /// The argument as a list of whole numbers; a single number is a list of one.
     pub fn integers(&self, at: At) -> Result<Option<Vec<isize>>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         items.iter().map(|item| self.integer_of(at, item)).collect::<Result<_>>().map(Some)
     }
 
-    /// A truth value.
+    /// The argument as a truth value.
     pub fn flag(&self, at: At) -> Result<Option<bool>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         let flag = value.as_bool().or(value.as_i64().map(|number| number != 0));
         flag.map(Some).ok_or_else(|| self.mismatch(at, value))
     }
 
-    /// A word.
+    /// The argument as a word.
     pub fn text(&self, at: At) -> Result<Option<&'a str>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.mismatch(at, value))
     }
 
-    /// An element type.
+    /// The argument as an element type.
     pub fn element_type(&self, at: At) -> Result<Option<DType>> {
         let Some(value) = self.value(at) else { return Ok(None) };
         let name = value.get("dtype").and_then(Value::as_str);
@@ -427,8 +428,8 @@ pub(crate) fn no_form<T>(text: &str) -> Result<T> {
     Err(Stop::NotApplicable(Reason::Form, text.to_owned()))
 }
 
-/// A word or number that no value of the parameter's Rust type stands for; for a sample, a form
-/// that lowtide does not have.
+/// An error for a word or number that has no value in the parameter's Rust type. For a sample, the
+/// form is missing in lowtide.
 pub(crate) fn no_such<T>(call: &Call<'_>, text: &str) -> Result<T> {
     let reason = match call.case.kind {
         Kind::Error => Reason::DoesNotCompile,

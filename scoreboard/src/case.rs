@@ -1,11 +1,11 @@
-//! A case as a suite's script writes it: one JSON line, and its tensors in a file of bytes beside.
+//! A case from a suite's script: one JSON line, with its tensors in a separate file of bytes.
 //!
-//! `OP.jsonl` has a line for each case. A tensor is a number into the line's list `tensors`, whose
-//! entries say type, shape, strides and offset in elements, and where its storage lies in `OP.bin`:
-//! `len` elements in little-endian order from byte `at` on. What is empty or 0 is left out, and so
-//! are the strides of contiguous tensors. In arguments, a tensor is `{"tensor": 0}`, and what JSON
-//! lacks has an object too: `{"float": "inf"}`, `{"dtype": "f32"}`, and for a tensor of a type that
-//! lowtide does not have `{"foreign": "torch.complex64"}`.
+//! `OP.jsonl` has a line for each case. A tensor is an index into the line's list `tensors`. An
+//! entry of the list has the type, shape, strides and offset in elements, and the place of the
+//! storage in `OP.bin`: `len` elements in little-endian order from byte `at` on. Entries that are
+//! empty or 0 are left out, as are the strides of contiguous tensors. In arguments, a tensor is
+//! `{"tensor": 0}`. Values that JSON lacks are objects too: `{"float": "inf"}`, `{"dtype": "f32"}`,
+//! and `{"foreign": "torch.complex64"}` for a tensor of a type that lowtide lacks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ use serde_json::{Map, Value};
 
 use crate::onnx::graph::Graph;
 
-/// The question of a case.
+/// The expectation of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Results and gradients like those of the peer.
+    /// Results and gradients equal the peer's.
     Sample,
-    /// Results of operands that are not contiguous.
+    /// Results are right for operands that are not contiguous.
     Strided,
-    /// An error, as the peer raises one.
+    /// An error, because the peer raises one.
     Error,
-    /// A function of the peer as the graph of simpler operations that it stands for.
+    /// A function of the peer, expanded to a graph of simpler operations.
     Function,
 }
 
@@ -35,14 +35,14 @@ pub enum Kind {
 pub struct Case {
     /// The operation, under the peer's name.
     pub op: String,
-    /// The name of the peer's test, where it has one.
+    /// The name of the peer's test, if it has one.
     #[serde(default)]
     pub name: String,
-    /// The question that the case asks.
+    /// The expectation of the case.
     pub kind: Kind,
-    /// The element type that the samples were made in.
+    /// The element type of the samples.
     pub dtype: String,
-    /// The number of the sample among those of its operation and type.
+    /// Number of the sample among the samples of its operation and type.
     #[serde(default)]
     pub index: usize,
     /// The arguments by position.
@@ -60,22 +60,24 @@ pub struct Case {
     /// True if a module is in training.
     #[serde(default)]
     pub training: bool,
-    /// The tensors of this line; first those of the arguments, of the options and of the state.
+    /// The tensors of this line: first the tensors of the arguments, of the options and of the
+    /// state.
     #[serde(default)]
     pub tensors: Vec<Stored>,
-    /// The tensors whose gradients are asked for, by index.
+    /// The indices of the tensors that need gradients.
     #[serde(default)]
     pub wants_gradient: Vec<usize>,
     /// The peer's results.
     #[serde(default)]
     pub outputs: Vec<Value>,
-    /// The gradient of each result that the gradients start from, if it has one.
+    /// For each result, the gradient that the backward pass starts from; null for none.
     #[serde(default)]
     pub cotangents: Vec<Value>,
-    /// The peer's gradients, in the order of `wants_gradient`; null without influence.
+    /// The peer's gradients, in the order of `wants_gradient`; null for an operand without
+    /// influence.
     #[serde(default)]
     pub gradients: Vec<Value>,
-    /// The results computed in f64, where the peer's own are not nearly the same.
+    /// The results in f64, if the peer's own results are not close to them.
     #[serde(default)]
     pub truth: Option<Truth>,
     /// Allowed difference, relative to the expected value.
@@ -84,13 +86,13 @@ pub struct Case {
     /// Allowed difference, absolute.
     #[serde(default)]
     pub atol: f64,
-    /// The test whose own tolerance it is, if not that of the type.
+    /// The test that sets the tolerance, if the type does not.
     #[serde(default)]
     pub tolerance_from: Option<String>,
-    /// The exception that the peer raises, and what its message matches.
+    /// The exception of the peer, and a pattern of its message.
     #[serde(default)]
     pub raises: Option<(String, String)>,
-    /// Why the peer could not run its own sample.
+    /// The reason why the peer could not run its own sample.
     #[serde(default)]
     pub unusable: Option<String>,
 }
@@ -98,16 +100,16 @@ pub struct Case {
 /// Results in f64.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Truth {
-    /// True if the peer's own results are within half of the tolerance.
+    /// True if the peer's own results are within half of the tolerance of f64.
     #[serde(default)]
     pub is_close: bool,
     /// The results in f64, in the form of [`Case::outputs`].
     pub outputs: Vec<Value>,
     /// The gradients in f64, in the form of [`Case::gradients`].
     pub gradients: Vec<Value>,
-    /// The distance of each of the peer's results, then of its gradients, from f64 at its worst
-    /// element, in the worst of some samples whose operands differ from these by a unit of their
-    /// last place; empty where it was not measured.
+    /// For each of the peer's results and then gradients, the distance from f64 at the worst
+    /// element, in the worst of some samples whose operands differ by a unit of the last place;
+    /// empty if not measured.
     #[serde(default)]
     pub nearby: Vec<f64>,
 }
@@ -119,7 +121,7 @@ pub struct Stored {
     pub dtype: String,
     /// The sizes of the dimensions.
     pub shape: Vec<usize>,
-    /// Elements between neighbours along each dimension; none stand for a contiguous tensor.
+    /// Elements between neighbours along each dimension; empty for a contiguous tensor.
     #[serde(default)]
     pub strides: Vec<usize>,
     /// The first element's place in the storage.
@@ -127,7 +129,7 @@ pub struct Stored {
     pub offset: usize,
     /// The first byte of the storage in the file.
     pub at: usize,
-    /// Elements of the storage.
+    /// Number of elements of the storage.
     pub len: usize,
 }
 
@@ -136,7 +138,7 @@ pub struct Stored {
 pub struct Cases {
     /// The cases in the order of the file.
     pub cases: Vec<Case>,
-    /// The bytes that [`Stored::at`] is an offset of.
+    /// The bytes of all storages; [`Stored::at`] is an offset into these bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -144,7 +146,7 @@ impl Cases {
     /// Reads `OP.jsonl` and `OP.bin`.
     ///
     /// # Errors
-    /// One line with the file and what is wrong with it.
+    /// One line with the file and its fault.
     pub fn read(lines: &Path) -> Result<Self, String> {
         let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", lines.display());
         let text = fs::read_to_string(lines).map_err(|error| problem(&error))?;
@@ -173,18 +175,19 @@ impl Cases {
 }
 
 impl Case {
-    /// The tensor that a value of this case stands for, if it does.
+    /// The tensor that a value of this case refers to; `None` if the value is no tensor.
     pub fn tensor(&self, value: &Value) -> Option<&Stored> {
         self.tensor_index(value).map(|index| &self.tensors[index])
     }
 
-    /// The number of the tensor that a value of this case stands for, if it does.
+    /// The index of the tensor that a value of this case refers to; `None` if the value is no
+    /// tensor.
     pub fn tensor_index(&self, value: &Value) -> Option<usize> {
         let index = usize::try_from(value.get("tensor")?.as_u64()?).ok()?;
         (index < self.tensors.len()).then_some(index)
     }
 
-    /// The number of tensors in the arguments and options.
+    /// Number of tensors in the arguments, options and state.
     pub fn operand_count(&self) -> usize {
         let named = self.options.values().chain(self.state.values());
         self.arguments.iter().chain(named).map(tensors_up_to).max().unwrap_or(0)
@@ -196,7 +199,7 @@ impl Case {
     }
 }
 
-/// One more than the largest number of a tensor: one that is given twice has one number.
+/// The largest index of a tensor plus 1. A tensor that is given twice has one index.
 fn tensors_up_to(value: &Value) -> usize {
     match value {
         Value::Array(items) => items.iter().map(tensors_up_to).max().unwrap_or(0),
@@ -210,7 +213,7 @@ pub fn dtype(name: &str) -> Option<DType> {
 }
 
 impl Stored {
-    /// Writes out the strides of a contiguous tensor.
+    /// Fills in the strides of a contiguous tensor.
     fn fill_strides(&mut self) {
         if self.strides.is_empty() {
             let step = |step: &mut usize, &dim: &usize| {
@@ -223,8 +226,8 @@ impl Stored {
         }
     }
 
-    /// `Ok` if the type is known, the elements are within the storage, and that within `file_len`
-    /// bytes.
+    /// `Ok` if the type is known, the elements are within the storage, and the storage is within
+    /// `file_len` bytes.
     fn check(&self, file_len: usize) -> Result<(), String> {
         let Some(dtype) = dtype(&self.dtype) else {
             return Err(format!("element type `{}` is not known", self.dtype));
@@ -251,7 +254,7 @@ impl Stored {
         &file[self.at..self.at + self.len * self.dtype().size_bytes()]
     }
 
-    /// The tensor on `device`, with these strides: views of a storage with these bytes.
+    /// The tensor on `device`, with its strides: a view of a storage with the bytes of the file.
     ///
     /// # Errors
     /// `OutOfMemory`, and `Index` for more dimensions than a tensor can have.
@@ -279,7 +282,7 @@ impl Stored {
         if axes.is_empty() {
             view = view.select(0, 0)?;
         }
-        // Back in the order of the shape, with the dimensions that do not step in their places.
+        // Restores the order of the shape, including the dimensions that do not step.
         let mut order: Vec<usize> = (0..axes.len()).collect();
         order.sort_by_key(|&place| axes[place]);
         view = view.permute(&order)?;
@@ -309,7 +312,7 @@ impl Stored {
 /// A tensor's elements on the host.
 #[derive(Clone, Debug)]
 pub struct Values {
-    /// The type that they had.
+    /// The type of the tensor.
     pub dtype: DType,
     /// The sizes of the dimensions.
     pub shape: Shape,
@@ -317,7 +320,7 @@ pub struct Values {
     pub numbers: Numbers,
 }
 
-/// Elements in a type that holds all of their kind.
+/// Elements in the widest type of their kind.
 #[derive(Clone, Debug)]
 pub enum Numbers {
     /// Values of any float type.
@@ -338,7 +341,7 @@ impl Values {
 }
 
 impl Values {
-    /// These floats as a type can hold them, still of the type that they had.
+    /// The floats rounded to `dtype`. The type of the values does not change.
     pub fn rounded(&self, dtype: DType) -> Self {
         let Numbers::Floats(numbers) = &self.numbers else { return self.clone() };
         let round = |&x: &f64| match dtype {
@@ -351,7 +354,7 @@ impl Values {
     }
 }
 
-/// The numbers that `bytes` hold.
+/// The numbers in `bytes`.
 fn numbers(dtype: DType, bytes: &[u8]) -> Numbers {
     fn floats<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f64) -> Numbers {
         Numbers::Floats(bytes.as_chunks().0.iter().map(|&x| read(x)).collect())

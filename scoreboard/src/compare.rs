@@ -1,4 +1,4 @@
-//! When results count as the same: the rules of `torch.testing.assert_close`.
+//! Comparison of results by the rules of `torch.testing.assert_close`.
 
 use lowtide_tensor::DType;
 
@@ -7,9 +7,9 @@ use crate::case::{Numbers, Values};
 /// Allowed differences.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// Relative to the expected value.
+    /// A difference relative to the expected value.
     pub relative: f64,
-    /// An absolute difference, in units of the values.
+    /// An absolute difference.
     pub absolute: f64,
 }
 
@@ -27,8 +27,8 @@ impl Tolerance {
     }
 }
 
-/// `Ok` if shapes and types are equal, and each element is within
-/// `absolute + relative · |expected|` of the expected one; NaN equals NaN. Integers are equal.
+/// `Ok` if shapes and types are equal, and each element is within `absolute + relative ·
+/// |expected|` of its expected value; NaN equals NaN. Integers must be equal.
 ///
 /// # Errors
 /// The first difference, in words.
@@ -61,7 +61,7 @@ pub fn compare_values(
                 let allowed = tolerance.absolute + tolerance.relative * expected.abs();
                 let is_close = found == expected
                     || (found.is_nan() && expected.is_nan())
-                    // Infinities are close to nothing but themselves.
+                    // An infinity is close only to itself.
                     || (expected.is_finite() && (found - expected).abs() <= allowed);
                 if !is_close {
                     return differ(at, found, expected);
@@ -87,8 +87,8 @@ pub fn is_zero(values: &Values) -> bool {
     }
 }
 
-/// The distance of `peer` from `truth` at its worst finite element. lowtide has to be as close to
-/// the results in f64 as the peer's own results are.
+/// The distance of `peer` from `truth` at the worst finite element. lowtide must be as close to the
+/// results in f64 as the peer's own results are.
 pub fn distance(peer: &Values, truth: &Values) -> f64 {
     let (Numbers::Floats(peer), Numbers::Floats(truth)) = (&peer.numbers, &truth.numbers) else {
         return 0.0;

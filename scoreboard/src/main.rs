@@ -1,7 +1,7 @@
-//! `scoreboard names SUITE` prints the operations that a suite's script is to make cases for.
+//! `scoreboard names SUITE` prints the operations that a suite's script makes cases for.
 //! `scoreboard run SUITE CASES OUT` runs the cases of a folder and writes `OUT.jsonl`, `OUT.md`,
-//! and the suite's rows of the table in the README, `OUT.rows`. With `--device cuda` at the end
-//! they run on the first NVIDIA device.
+//! and `OUT.rows`, the suite's rows of the table in the README. With `--device cuda` at the end,
+//! the cases run on the first NVIDIA device.
 
 #![forbid(unsafe_code)]
 
@@ -31,9 +31,9 @@ fn main() -> ExitCode {
             ops::optimizers().for_each(|name| println!("{name}"));
             Ok(true)
         }
-        // Its cases are all written: what lowtide does not have is told case by case.
+        // The script writes all cases. Missing operators are reported case by case.
         ["names", "onnx"] => Ok(true),
-        // Its script knows its models; those that lowtide cannot build count as missing.
+        // The script knows its models. Models that lowtide cannot make count as missing.
         ["names", transformers::SUITE] => Ok(true),
         ["run", suite, cases, out] => {
             Report::of_folder(suite, Path::new(cases)).and_then(|report| write(&report, out))
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `Ok(false)` where a case failed.
+/// Writes the files of a report; `Ok(false)` if a case failed.
 fn write(report: &Report, out: &str) -> Result<bool, String> {
     let write = |extension: &str, text: &str| {
         let path: PathBuf = Path::new(out).with_extension(extension);

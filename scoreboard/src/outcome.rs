@@ -1,4 +1,4 @@
-//! Verdicts on cases. The reasons why a case does not apply are a closed list.
+//! Verdicts on cases. The reasons for a case that does not apply are a closed list.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::Serialize;
 /// The verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The peer's results, within its tolerance.
+    /// The results are within the tolerance of the peer's results.
     Passed,
-    /// The results computed in f64, within the tolerance, where the peer's own are not.
+    /// The results are within the tolerance of f64, but not of the peer's own results.
     PassedByTruth,
-    /// Other results than the peer's; in words.
+    /// The results differ from the peer's. The text describes the difference.
     Failed(String),
-    /// Not asked of lowtide, or not by this suite.
+    /// The case is not expected of lowtide, or not of this suite.
     NotApplicable(Reason, String),
 }
 
@@ -33,44 +33,46 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The operands have several element types: lowtide converts nothing by itself.
+    /// The operands have several element types: lowtide converts no types implicitly.
     MixedTypes,
-    /// A function of floats, called with integers or truth values: lowtide wants them converted.
+    /// A function of floats is called with integers or truth values, which lowtide does not
+    /// convert.
     NotOfIntegers,
-    /// A dimension of a tensor without dimensions, which PyTorch takes for one of length 1.
+    /// An argument is a dimension of a tensor without dimensions. PyTorch treats such a tensor as
+    /// having one dimension of length 1.
     NoDimensions,
-    /// An argument that is no value of the parameter's Rust type, or that lowtide's call does not
-    /// have.
+    /// An argument has no value in the parameter's Rust type, or lowtide's call does not have the
+    /// argument.
     DoesNotCompile,
-    /// A type of elements that lowtide does not have.
+    /// lowtide does not have the element type.
     NoSuchType,
-    /// The result depends on chance.
+    /// The result is random.
     Random,
-    /// An error of the peer where lowtide has a meaning for the arguments.
+    /// The peer raises an error, but the arguments have a meaning in lowtide.
     MoreGeneral,
-    /// A result of the peer where lowtide's documentation says another one, or an error.
+    /// The peer has a result, but lowtide documents another result or an error.
     Choice,
-    /// The order of equal elements, which the peer leaves open. The values agree.
+    /// The order of equal elements differs, which the peer leaves open. The values agree.
     Ties,
-    /// A result no farther from f64 than the peer's own results are where the operands differ by a
-    /// unit of their last place, in half types twice as far. Rounding errors are chance there, so
-    /// the case does not count as passed.
+    /// The result is no farther from f64 than the peer's own results for operands that differ by a
+    /// unit of the last place; for half types, no more than twice as far. Rounding errors are then
+    /// chance, so the case does not count as passed.
     Roundings,
-    /// An error of the peer for its own sample, or a result that only the peer can have.
+    /// The peer fails its own sample, or only the peer can have the result.
     PeerCannot,
-    /// An operation that networks are not trained with.
+    /// Networks are not trained with the operation.
     OutOfScope,
-    /// A branch or a loop of a graph: in lowtide, Rust's own.
+    /// The graph has a branch or a loop, which Rust's own control flow replaces in lowtide.
     ControlFlow,
-    /// The gradient of an operand that is a constant in lowtide; all else passed.
+    /// An operand is a constant in lowtide, so its gradient is missing. Everything else passed.
     NoGradient,
-    /// An argument that lowtide does not have yet.
+    /// lowtide does not have an argument yet.
     Argument,
-    /// The operation for integers or truth values.
+    /// lowtide does not have the operation for integers or truth values yet.
     OfIntegers,
-    /// A form of the operation (a rank, a mode) that lowtide does not have yet.
+    /// lowtide does not have a form of the operation (a rank, a mode) yet.
     Form,
-    /// The operation itself.
+    /// lowtide does not have the operation yet.
     Operation,
 }
 
@@ -97,7 +99,7 @@ impl Reason {
         Reason::Operation,
     ];
 
-    /// True if lowtide lacks an operation, or a part of one.
+    /// True if lowtide lacks an operation or a part of an operation.
     pub const fn is_missing(self) -> bool {
         matches!(
             self,
@@ -140,15 +142,15 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A law that every case has to keep, whatever its values.
+/// A law that every case must satisfy, whatever its values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Law {
-    /// Not checked: the operation was not called, or failed.
+    /// The law was not checked: the operation was not called, or failed.
     #[default]
     Unknown,
-    /// Kept.
+    /// The law is satisfied.
     Kept,
-    /// Broken; in words.
+    /// The law is broken. The text describes the difference.
     Broken(String),
 }
 
@@ -168,9 +170,9 @@ impl Law {
 pub struct Verdict {
     /// The verdict on the values.
     pub outcome: Outcome,
-    /// The simulated device makes the same allocations as the real one.
+    /// The law that the simulated device makes the same allocations as the real device.
     pub allocations: Law,
-    /// The result has the same bits with 1, 2 and 3 threads.
+    /// The law that the result has the same bits with 1, 2 and 3 threads.
     pub bits: Law,
 }
 

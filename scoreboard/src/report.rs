@@ -19,15 +19,15 @@ use crate::transformers;
 pub struct Line {
     /// The operation, under the peer's name.
     pub op: String,
-    /// The name of the peer's test, where it has one.
+    /// The name of the peer's test, if it has one.
     pub name: String,
-    /// Sample or error.
+    /// The expectation of the case.
     pub kind: Kind,
-    /// The type that it was made in.
+    /// The element type of the case.
     pub dtype: String,
-    /// The number of the sample among those of its operation and type.
+    /// Number of the sample among the samples of its operation and type.
     pub index: usize,
-    /// True if a gradient was asked for.
+    /// True if the case needs a gradient.
     pub has_gradient: bool,
     /// The verdict on the case.
     pub verdict: Verdict,
@@ -37,14 +37,14 @@ pub struct Line {
 #[derive(Clone, Debug)]
 pub struct Report {
     suite: String,
-    /// The versions that the cases were made with, one line.
+    /// One line with the versions that made the cases.
     versions: String,
-    /// Every operation that the peer has samples for, with their number in f32.
+    /// Every operation with samples of the peer, with the number of samples in f32.
     inventory: Vec<(String, usize)>,
     lines: Vec<Line>,
 }
 
-/// Counts of one row.
+/// The counts of one row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     cases: usize,
@@ -67,7 +67,7 @@ impl Counts {
         }
     }
 
-    /// The percentage of passed cases, of the cases that apply and whose operation lowtide has.
+    /// The percentage of passed cases, among the cases that apply and whose operation lowtide has.
     fn share(&self) -> f64 {
         let passed = self.passed + self.by_truth;
         100.0 * passed as f64 / (passed + self.failed).max(1) as f64
@@ -83,11 +83,11 @@ impl Report {
         Self::of_folder_by(suite, folder, run::run)
     }
 
-    /// [`Report::of_folder`] on a device of another kind.
+    /// [`Report::of_folder`] on another device.
     ///
     /// # Errors
-    /// The errors of [`Report::of_folder`], and `transformers`, whose cases are whole runs: it does
-    /// not run on a device.
+    /// The errors of [`Report::of_folder`], and an error for `transformers`, whose cases are whole
+    /// runs on the CPU.
     pub fn of_folder_on(suite: &str, folder: &Path, device: &Device) -> Result<Self, String> {
         if suite == transformers::SUITE {
             return Err(format!("{suite} runs on the processor alone"));
@@ -130,7 +130,7 @@ impl Report {
         &self.lines
     }
 
-    /// True if no case failed but known ones, and none broke a law.
+    /// True if only known cases failed, and no case broke a law.
     pub fn is_good(&self) -> bool {
         let is_broken = |law: &Law| matches!(law, Law::Broken(_));
         let breaks_law =
@@ -140,7 +140,7 @@ impl Report {
             && failures.all(|((op, dtype), (count, _))| ops::known_failures(&op, &dtype).0 >= count)
     }
 
-    /// A JSON object a line, a line a case.
+    /// One line for each case, with a JSON object.
     pub fn lines(&self) -> String {
         let mut text = String::new();
         for line in &self.lines {
@@ -168,7 +168,7 @@ impl Report {
         text
     }
 
-    /// One line of counts.
+    /// A summary of the counts in one line.
     pub fn summary(&self) -> String {
         let counts = self.count(|_| true);
         let Counts { cases, passed, by_truth, failed, not_applicable, missing } = counts;
@@ -196,7 +196,7 @@ impl Report {
         counts
     }
 
-    /// The rows of the table in the README: of samples with gradients by type, and of the rest.
+    /// The rows of the table in the README: samples with gradients by type, then the other cases.
     pub fn table(&self) -> String {
         let suite = &self.suite;
         let mut text = String::new();
@@ -212,7 +212,7 @@ impl Report {
             }
         };
         if self.lines.iter().any(|line| !line.name.is_empty()) {
-            // A suite of single tests: what they are of says more than their types.
+            // In a suite of single tests, the origin of the tests says more than their types.
             row("nodes", self.count(|line| line.kind == Kind::Sample));
             row("functions as graphs", self.count(|line| line.kind == Kind::Function));
             return text;
@@ -236,7 +236,7 @@ impl Report {
         text
     }
 
-    /// Counts by type and by reason, and what failed, as Markdown.
+    /// Counts by type and by reason, and the failures, as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n{}\n\n{}\n\n", self.suite, self.versions, self.summary());
         text += "| | cases | passed | passed by f64 | failed | not applicable | missing | of \
@@ -284,14 +284,14 @@ impl Report {
         text + &self.missing()
     }
 
-    /// The operations of the peer that there is no call for, by the reason; those to build first.
+    /// The operations of the peer without a call, by reason; the operations to build come first.
     fn missing(&self) -> String {
         let mut text = String::new();
         let has_call = |name: &str| ops::find(name).is_some();
         let missing = self.inventory.iter().filter(|(name, _)| !has_call(name));
         let missing: Vec<&(String, usize)> = missing.collect();
         let unsorted = Missing { reason: "not looked at", to_build: false, names: "" };
-        // Suites share groups.
+        // Suites share groups of names, so each group is printed once.
         let mut seen = BTreeSet::new();
         for to_build in [true, false] {
             let title = if to_build { "to build" } else { "out of scope" };
@@ -312,7 +312,7 @@ impl Report {
         text
     }
 
-    /// Failed cases and broken laws by operation and type, with the first one's words.
+    /// Failed cases and broken laws by operation and type, with their number and the first text.
     fn failures(&self) -> BTreeMap<(String, String), (usize, String)> {
         let mut failures: BTreeMap<(String, String), (usize, String)> = BTreeMap::new();
         for line in self.lines.iter().filter(|line| !line.verdict.is_good()) {

@@ -1,4 +1,4 @@
-//! Runs a case on the real and the simulated device, and compares.
+//! Runs a case on the real and the simulated device, and compares the results.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ use crate::ops::{self, Adapter};
 use crate::outcome::{Law, Outcome, Reason, Verdict};
 use crate::ties;
 
-/// A budget that is enough for every case.
+/// A budget that suffices for every case.
 const BUDGET_BYTES: usize = 256 << 20;
 
 /// A case, and the bytes of its tensors.
@@ -30,7 +30,7 @@ struct Inputs<'a> {
 struct Found {
     outputs: Vec<Tensor>,
     gradients: Vec<Option<Tensor>>,
-    /// Operands whose gradient lowtide does not have.
+    /// Operands that have no gradient in lowtide.
     constants: Vec<usize>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn sim(threads: usize) -> Device {
     Device::sim(spec).expect("a simulation takes nothing")
 }
 
-/// The verdict on a case of `file`, on the processor.
+/// The verdict on a case of `file`, on the CPU.
 pub fn run(case: &Case, file: &[u8]) -> Verdict {
     let inputs = Inputs { case, file };
     look(inputs, &cpu(2), |adapter, found, reads| {
@@ -68,8 +68,8 @@ pub fn run(case: &Case, file: &[u8]) -> Verdict {
     })
 }
 
-/// The verdict on a case of `file` on a device of another kind: a simulation of the device has to
-/// make its allocations, and a second run its bits.
+/// The verdict on a case of `file` on another device. A simulation of the device must make the same
+/// allocations, and a second run must give the same bits.
 pub fn run_on(case: &Case, file: &[u8], device: &Device) -> Verdict {
     let inputs = Inputs { case, file };
     look(inputs, device, |adapter, found, reads| {
@@ -78,7 +78,7 @@ pub fn run_on(case: &Case, file: &[u8], device: &Device) -> Verdict {
     })
 }
 
-/// The verdict on a case on a device; `laws` are checked where it has results.
+/// The verdict on a case on a device. `laws` are checked if the case has results.
 fn look(
     inputs: Inputs<'_>,
     device: &Device,
@@ -89,7 +89,7 @@ fn look(
     if let Some(why) = &case.unusable {
         return unlooked(Outcome::NotApplicable(Reason::PeerCannot, why.clone()));
     }
-    // A graph says for each of its nodes whether lowtide has it.
+    // For a graph, each node is checked on its own.
     let adapter = case.graph.as_ref().map_or_else(|| ops::find(&case.op), |_| Some(onnx::run));
     let Some(adapter) = adapter else {
         let why = "no such operation in lowtide".to_owned();
@@ -138,7 +138,7 @@ pub(crate) fn guarded<T>(inside: impl FnOnce() -> T) -> std::result::Result<T, S
     outcome.map_err(|_| format!("panic: {}", message.replace('\n', " ")))
 }
 
-/// Calls the operation and walks back from its results.
+/// Calls the operation and runs the backward pass from its results.
 fn execute(adapter: Adapter, inputs: Inputs<'_>, device: &Device, reads: &Reads) -> Result<Found> {
     let Inputs { case, file } = inputs;
     let attempt = Attempt::new();
@@ -177,7 +177,8 @@ fn execute(adapter: Adapter, inputs: Inputs<'_>, device: &Device, reads: &Reads)
     Ok(Found { outputs: tensors, gradients, constants })
 }
 
-/// An error of the peer has to be one of lowtide's too, and never a panic.
+/// The verdict on a case that is an error in the peer: lowtide must return an error too, and never
+/// panic.
 fn judge_error(case: &Case, found: std::result::Result<Result<()>, String>) -> Outcome {
     match found {
         Ok(Err(Stop::Error { .. })) => Outcome::Passed,
@@ -193,7 +194,7 @@ fn judge_error(case: &Case, found: std::result::Result<Result<()>, String>) -> O
     }
 }
 
-/// A failure, unless it is one of those that are known by name.
+/// A failure, unless its difference from the peer is documented.
 fn failed(case: &Case, why: String) -> Outcome {
     match ops::documented_difference(case, &why) {
         Some(text) => Outcome::NotApplicable(Reason::Choice, text.to_owned()),
@@ -201,7 +202,7 @@ fn failed(case: &Case, why: String) -> Outcome {
     }
 }
 
-/// The verdict on an error where the peer has results.
+/// The verdict on an error of lowtide in a case where the peer has results.
 fn judge_stop(case: &Case, stop: Stop) -> Outcome {
     let Stop::Error { message, is_dtype, .. } = stop else {
         let Stop::NotApplicable(reason, why) = stop else { unreachable!("the other variant") };
@@ -224,7 +225,7 @@ fn judge_stop(case: &Case, stop: Stop) -> Outcome {
     failed(case, format!("error: {message}"))
 }
 
-/// Compares the results with the peer's, or with the ones in f64.
+/// Compares the results with the peer's results, or with the results in f64.
 fn judge(case: &Case, file: &[u8], found: &Found) -> Outcome {
     let judge = Judge { case, file, found };
     let verdict = match judge.check(Against::Peer) {
@@ -265,14 +266,13 @@ struct Judge<'a> {
 enum Against<'a> {
     /// The peer's results.
     Peer,
-    /// The results in f64, as far as the peer's are close to them.
+    /// The results in f64, with the peer's own distance from f64 as an additional tolerance.
     Truth(&'a Truth),
-    /// The results in f64, as far as the peer's are close to them in this sample and nearby.
+    /// The results in f64, with the peer's distance in this sample and in nearby samples.
     Nearby(&'a Truth),
 }
 
-/// A result of the peer that is not the expected one, and the least distance of its results from
-/// f64.
+/// The peer's own result for an expected result, and the least allowed distance from f64.
 #[derive(Clone, Copy)]
 struct Own<'a> {
     value: &'a Value,
@@ -280,7 +280,7 @@ struct Own<'a> {
 }
 
 impl Judge<'_> {
-    /// `Ok` if all results and gradients are the expected ones.
+    /// `Ok` if all results and gradients are as expected.
     fn check(&self, against: Against<'_>) -> std::result::Result<(), String> {
         let Judge { case, found, .. } = self;
         let (outputs, gradients) = match against {
@@ -312,7 +312,8 @@ impl Judge<'_> {
                     let peer = peer(&case.gradients[index], outputs.len() + index);
                     self.same(gradient, &gradients[index], peer)
                 }
-                // Without influence, the peer has no gradient or one of zeros.
+                // For an operand without influence, the peer has no gradient or a gradient of
+                // zeros.
                 (None, Some(stored)) if is_zero(&stored.values(self.file)) => Ok(()),
                 (None, Some(_)) => Err("missing".to_owned()),
                 (Some(gradient), None) => match Values::of(gradient) {
@@ -326,7 +327,7 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// `Ok` if a result is the expected one.
+    /// `Ok` if a result is as expected.
     fn same(
         &self,
         found: &Tensor,
@@ -343,7 +344,7 @@ impl Judge<'_> {
         let found = Values::of(found).map_err(|error| error.to_string())?;
         let peer = own.and_then(|own| values(own.value));
         let dtype = peer.as_ref().unwrap_or(&expected).dtype;
-        // A graph's tolerance is that of all its results that are floats.
+        // The tolerance of a graph applies to all its float results.
         let is_own = match self.case.graph {
             Some(_) => dtype.is_float(),
             None => dtype.name() == self.case.dtype,
@@ -354,8 +355,8 @@ impl Judge<'_> {
             Tolerance::of(dtype)
         };
         let Some(peer) = peer else { return compare(&found, &expected, tolerance) };
-        // The error of several roundings to a half type is chance: of two results with equally many
-        // roundings, one is often twice as far from the exact result as the other.
+        // The error of several roundings to a half type is chance: of two results with equal
+        // numbers of roundings, one is often twice as far from the exact result as the other.
         let expected = expected.rounded(peer.dtype);
         let is_half = matches!(peer.dtype, DType::F16 | DType::BF16);
         let far = own.map_or(0.0, |own| own.distance).max(distance(&peer, &expected));
@@ -382,7 +383,7 @@ fn trace(
 /// The requests to a device's allocator so far, and its statistics.
 pub(crate) fn allocations(device: &Device) -> impl PartialEq + std::fmt::Debug + use<> {
     let history = device.allocator().history();
-    // Everything but the place in the program.
+    // Everything except the source location.
     let records = history.records().iter();
     let moves: Vec<_> = records.map(|r| (r.action, r.category, r.offset, r.size_bytes)).collect();
     (moves, device.allocator().statistics())
@@ -394,15 +395,14 @@ fn allocation_law(adapter: Adapter, inputs: Inputs<'_>, reads: &Reads) -> Law {
     match (real, simulated) {
         (Ok(real), Ok(simulated)) if real == simulated => Law::Kept,
         (Ok(_), Ok(_)) => Law::Broken("the allocations differ".to_owned()),
-        // A result that is a value of the program, such as whether two tensors are equal.
+        // The result is a value of the program, such as true for two equal tensors.
         (Ok(_), Err(Stop::Error { is_unavailable: true, .. })) => Law::Unknown,
         (_, Err(Stop::Error { message, .. })) => Law::Broken(format!("simulated: {message}")),
         _ => Law::Unknown,
     }
 }
 
-/// The requests to a device's allocator after the record of this number, without their place in the
-/// program.
+/// The requests to a device's allocator after the record number `last`, without source locations.
 fn moves_since(device: &Device, last: Option<u64>) -> impl PartialEq + use<> {
     let history = device.allocator().history();
     let since = history.records().iter().filter(|record| Some(record.sequence) > last);
@@ -420,8 +420,8 @@ fn laws_of_device(
     let run = |device: &Device| {
         let last = device.allocator().history().records().last().map(|record| record.sequence);
         let found = execute(adapter, inputs, device, &reads.again());
-        // The history is read before the results: reading these waits, which a simulation never
-        // does.
+        // The history is read before the results, because reading results waits for the device, and
+        // a simulation never waits.
         let moves = moves_since(device, last);
         (found.map(|found| found.bytes()), moves)
     };
@@ -429,7 +429,7 @@ fn laws_of_device(
     let allocations = match simulated {
         Ok(_) if planned == real => Law::Kept,
         Ok(_) => Law::Broken("the allocations differ".to_owned()),
-        // A result that is a value of the program, such as whether two tensors are equal.
+        // The result is a value of the program, such as true for two equal tensors.
         Err(Stop::Error { is_unavailable: true, .. }) => Law::Unknown,
         Err(Stop::Error { message, .. }) => Law::Broken(format!("simulated: {message}")),
         Err(Stop::NotApplicable(..)) => Law::Unknown,

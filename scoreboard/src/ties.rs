@@ -1,17 +1,17 @@
-//! Sorts and choices of one element of many, where the peer leaves open the order of equal ones.
+//! Sorts and selections of one element, where the peer does not define the order of equal elements.
 
 use lowtide_tensor::Tensor;
 use serde_json::Value;
 
 use crate::case::{Case, Numbers, Values};
 
-/// An operation that sorts or chooses.
+/// An operation that sorts or selects.
 struct Sort {
     op: &'static str,
     /// The position of the dimension among the arguments.
     position: usize,
     default_dim: i64,
-    /// The result that holds places.
+    /// The index of the result with places.
     places: usize,
 }
 
@@ -24,8 +24,8 @@ const SORTS: &[Sort] = &[
     Sort { op: "topk", position: 2, default_dim: -1, places: 1 },
 ];
 
-/// True if the values are the peer's, and the places lead to elements equal to those of the peer's
-/// places: then only the order of equal elements differs.
+/// True if the values equal the peer's, and the places lead to elements that equal the elements at
+/// the peer's places. Then only the order of equal elements differs.
 pub(crate) fn agree(case: &Case, file: &[u8], outputs: &[Tensor]) -> bool {
     let Some(sort) = SORTS.iter().find(|sort| sort.op == case.op) else { return false };
     if case.options.get("stable") == Some(&Value::Bool(true)) {
@@ -53,7 +53,7 @@ pub(crate) fn agree(case: &Case, file: &[u8], outputs: &[Tensor]) -> bool {
     })
 }
 
-/// Keys that are the same for equal elements: NaN equals NaN, and 0 equals -0.
+/// Keys that are equal for equal elements: NaN equals NaN, and 0 equals -0.
 fn keys(values: &Values) -> Vec<i64> {
     match &values.numbers {
         Numbers::Floats(values) => {
@@ -64,12 +64,12 @@ fn keys(values: &Values) -> Vec<i64> {
     }
 }
 
-/// The keys of the elements of `x` that places along `axis` lead to; none where one leads outside
-/// or two of a row lead to the same.
+/// The keys of the elements of `x` at places along `axis`. `None` if a place is outside, or if two
+/// places of a row are equal.
 fn pointed_at(x: &Values, places: &Values, axis: usize) -> Option<Vec<i64>> {
     let Numbers::Integers(numbers) = &places.numbers else { return None };
     let len = *x.shape.get(axis)?;
-    // One place of a row, where the dimension is not kept.
+    // A row has one place if the dimension is not kept.
     let kept = if places.shape.len() < x.shape.len() { 1 } else { places.shape[axis] };
     let inner: usize = x.shape[axis + 1..].iter().product();
     let keys = keys(x);

@@ -14,7 +14,7 @@ pub(super) const OPS: Family = &[
     ("ai.onnx.preview.FlexAttention", |node| {
         let [q, k, v] = [node.var(0)?, node.var(1)?, node.var(2)?];
         let scale = node.attribute_number("scale")?;
-        // Graphs of their own.
+        // These attributes are graphs.
         for name in ["score_mod", "prob_mod"] {
             node.attribute_tensor(name)?;
         }
@@ -74,12 +74,12 @@ fn by_heads(node: &NodeCall<'_>, x: Var, heads: Option<usize>) -> Result<Var> {
     }
 }
 
-/// The mask of queries and keys, as lowtide has it: truth values, or numbers that are added.
+/// The mask of queries and keys in lowtide's form: truth values, or numbers to add to the scores.
 fn masked(node: &NodeCall<'_>, [q, k]: [&Var; 2], past_len: usize) -> Result<Option<Tensor>> {
     let (queries, keys) = (q.shape()[2], k.shape()[2]);
     let allowed = allowed(node, [queries, keys], past_len)?;
     let Some(given) = node.optional_var(3) else { return Ok(allowed) };
-    // Keys that the mask does not have are not seen.
+    // Keys beyond the end of the mask are hidden.
     let more = keys.saturating_sub(given.shape().last().copied().unwrap_or(0));
     let mut pads = vec![[0, 0]; given.shape().len()];
     if let Some(last) = pads.last_mut() {
@@ -98,7 +98,7 @@ fn masked(node: &NodeCall<'_>, [q, k]: [&Var; 2], past_len: usize) -> Result<Opt
     }))
 }
 
-/// The keys that a query may see by its place and by the number of filled keys; `None` for all.
+/// The keys that a query may see by its place and the number of filled keys; `None` if all.
 fn allowed(
     node: &NodeCall<'_>,
     [queries, keys]: [usize; 2],
@@ -113,7 +113,7 @@ fn allowed(
     let range = |len: usize| Tensor::arange(node.device(), 0.0..len as f64, 1.0, DType::I64);
     let mut rules: Vec<Tensor> = Vec::new();
     if is_causal || left >= 0 || right >= 0 {
-        // The distance of a key before the query, whose place is counted over all keys.
+        // The distance of each key before the query. The place of a query counts all keys.
         let places = range(queries)?.reshape([queries, 1])?;
         let places = match &filled {
             Some(filled) => places.add(filled)?.add_scalar(-(queries as f64))?,
@@ -139,7 +139,7 @@ fn allowed(
     Ok(Some(all))
 }
 
-/// Attention part by part, where scores are changed or are a result themselves.
+/// Attention in single operations, for changed scores or for scores as a result.
 struct Parts {
     mask: Option<Tensor>,
     scale: Option<f64>,
@@ -184,7 +184,7 @@ impl Parts {
         let weights = converted(node, scores, self.precision.unwrap_or(dtype))?.softmax(-1)?;
         let mut weights = converted(node, weights, dtype)?;
         if let Some(unseen) = &unseen {
-            // A query that sees no key has weights of 0 / 0.
+            // A query without visible keys has weights of 0 / 0.
             weights = weights.masked_fill(unseen, 0.0)?;
         }
         if self.scores_mode == 3 {
@@ -204,14 +204,14 @@ fn rotary(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     } else {
         RotaryPairs::HalfSplit
     };
-    // Told by the tables, which have half as many columns.
+    // The tables determine this number: they have half as many columns.
     node.ignore(&["rotary_embedding_dim"]);
     let (cos, sin) = (node.tensor(1)?, node.tensor(2)?);
     let places = node.optional_var(3).map(Var::into_value);
     let samples = x.shape()[0];
     let mut rows = Vec::new();
     for sample in 0..samples {
-        // lowtide's tables are those of one sequence.
+        // A table of lowtide is for one sequence.
         let table = |table: &Tensor| -> Result<Tensor> {
             Ok(match &places {
                 Some(places) => {

@@ -59,7 +59,7 @@ pub(super) const OPS: Family = &[
         one(x.clone().log1p()?.sub(x.neg()?.log1p()?)?.mul_scalar(0.5)?)
     }),
     ("Cast", |node| {
-        // Both are about float8.
+        // Both attributes are about float8.
         node.ignore(&["saturate", "round_mode"]);
         let dtype = node.element_type("to")?.ok_or_else(|| node.wrong("there is no `to`"))?;
         one(converted(node, node.var(0)?, dtype)?)
@@ -73,7 +73,7 @@ pub(super) const OPS: Family = &[
     ("Clip", |node| {
         let mut x = node.var(0)?;
         let dtype = x.value().dtype();
-        // Attributes until version 11, and without a type of their own.
+        // Bounds are attributes in early versions, and then have no type.
         if let Some(low) = node.attribute_number("min")? {
             x = x.maximum_scalar(low)?;
         }
@@ -90,7 +90,7 @@ pub(super) const OPS: Family = &[
     }),
     ("Div", |node| {
         let (x, y) = (node.var(0)?, node.var(1)?);
-        // Integers are divided as in C.
+        // The division of integers rounds towards 0, as in C.
         one(if x.value().dtype().is_float() { x.div(y)? } else { x.div_trunc(y)? })
     }),
     ("Elu", |node| one(node.var(0)?.elu(node.attribute_number("alpha")?.unwrap_or(1.0))?)),
@@ -145,7 +145,7 @@ pub(super) const OPS: Family = &[
     ("Pow", |node| {
         let (x, y) = (node.var(0)?, node.var(1)?);
         let dtype = x.value().dtype();
-        // Integers in f64, whose results are whole numbers up to 2^53.
+        // Integers are computed in f64, which holds whole numbers up to 2^53.
         let wide = if dtype.is_float() { dtype } else { DType::F64 };
         let power = converted(node, x, wide)?.pow(converted(node, y, wide)?)?;
         one(converted(node, power, dtype)?)

@@ -1,4 +1,4 @@
-//! Elements chosen by indices, sent to them, or found by their values.
+//! Elements gathered by indices, scattered to indices, or found by values.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{DType, Existing, ScatterReduction, SortOrder, Tensor, Unique, UniqueOptions};
@@ -50,7 +50,7 @@ pub(super) const OPS: Family = &[
         let values = node.var(2)?;
         let rank = index.shape().len() + 1;
         let axis = node.attribute_axis("axis", -1, rank)?;
-        // Negative indices count from the end; those outside are no class.
+        // Negative indices count from the end. Indices outside the classes give no 1.
         let is_negative = index.lt_scalar(0.0)?;
         let index = is_negative.where_cond(&index.add_scalar(depth)?, &index)?;
         let classes = Tensor::arange(node.device(), 0.0..depth, 1.0, DType::I64)?;
@@ -107,7 +107,7 @@ pub(super) const OPS: Family = &[
         along[axis] = count;
         let mut places = places.reshape(&along[..])?;
         if let Some(starts) = node.optional_var(2) {
-            // Where each sample begins.
+            // The first place of each sample.
             let mut by_sample = vec![1; rank];
             by_sample[0] = shape[0];
             places = places.add(&starts.into_value().reshape(&by_sample[..])?)?;
@@ -121,7 +121,8 @@ pub(super) const OPS: Family = &[
     ("Unique", unique),
 ];
 
-/// Places that are not zero. A simulated device is told their number.
+/// Indices of the elements that are not zero. A simulated device cannot compute their number and
+/// gets the recorded number.
 fn nonzero(node: &NodeCall<'_>, x: &Tensor) -> Result<Tensor> {
     let axes: Vec<usize> = (0..x.shape().len()).collect();
     let count = node.integers_of(&x.count_nonzero(&axes)?)?;
@@ -129,7 +130,7 @@ fn nonzero(node: &NodeCall<'_>, x: &Tensor) -> Result<Tensor> {
     Ok(x.nonzero_assuming(count)?)
 }
 
-/// Indices of which negative ones count from the end, as lowtide has them: i64, from the first.
+/// ONNX indices in lowtide's form: i64 from 0 on. Negative indices of ONNX count from the end.
 fn from_first(node: &NodeCall<'_>, index: Tensor, len: usize) -> Result<Tensor> {
     let index = as_type(node, index, DType::I64)?;
     if len == 0 || index.element_count() == 0 {
@@ -162,8 +163,8 @@ fn reduction(node: &NodeCall<'_>, name: &str) -> Result<ScatterReduction> {
     }
 }
 
-/// Different elements or slices: themselves, where each stands first, the number of each that was
-/// compared, and how many there are.
+/// The unique elements or slices, with the position of the first occurrence of each, the index of
+/// the unique element for every compared element or slice, and the count of each.
 fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let x = node.tensor(0)?;
     let axis = node.attribute_integer("axis")?;
@@ -172,7 +173,7 @@ fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let options = UniqueOptions { along: axis.map(Into::into), assumed_count: Some(compared) };
     let Unique { values, inverse, counts } = x.unique(options)?;
     let inverse = inverse.reshape([compared])?;
-    // The count comes from the values. A simulated device gets the recorded one.
+    // The count comes from the values. A simulated device gets the recorded count.
     let largest = node.integers_of(&inverse.amax(&[0])?)?;
     let count = largest.first().map_or(0, |&largest| largest.max(0) as usize + 1);
     let along = axis.unwrap_or(0);
@@ -184,7 +185,7 @@ fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     if node.flag("sorted")?.unwrap_or(true) {
         return Ok([values, first, inverse, counts].map(Output::Tensor).into());
     }
-    // Order the values by their first places.
+    // The values are ordered by their first places.
     let (first, order) = first.sort(0, SortOrder::Ascending)?;
     let rank = Tensor::zeros(node.device(), [count], DType::I64)?;
     let rank = rank.scatter(0, &order, &numbers(count)?)?;
@@ -193,19 +194,19 @@ fn unique(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     Ok([values, first, inverse, counts].map(Output::Tensor).into())
 }
 
-/// Tuples of indices as places among the rows of a table.
+/// Tuples of indices as row indices of a table.
 struct Places {
-    /// The table's shape: the dimensions that are indexed as one, then the others.
+    /// The table's shape: the indexed dimensions as one dimension, then the other dimensions.
     rows: Vec<usize>,
     /// The dimensions that are not indexed.
     rest: Vec<usize>,
-    /// A place for each tuple.
+    /// A row index for each tuple.
     index: Tensor,
 }
 
 impl Places {
-    /// The places that the tuples in the last dimension of `index` name. The first `batch`
-    /// dimensions belong to `x` and `index` alike.
+    /// The row indices for the tuples in the last dimension of `index`. The first `batch`
+    /// dimensions are common to `x` and `index`.
     fn of(node: &NodeCall<'_>, x: &Var, index: &Tensor, batch: usize) -> Result<Self> {
         let (shape, rank) = (*x.shape(), index.shape().len());
         let width = index.shape().last().copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Linear attention: a matrix for each head that every step decays, corrects, adds to and reads.
+//! Linear attention: each head has a matrix, which every step decays, corrects, adds to and reads.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{DType, Tensor};
@@ -12,7 +12,7 @@ pub(super) const OPS: Family = &[("LinearAttention", run)];
 fn run(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let heads = node.attribute_count("q_num_heads")?.unwrap_or(1).max(1);
     let groups = node.attribute_count("kv_num_heads")?.unwrap_or(1).max(1);
-    // A hint without an effect, and a word that the inputs say as well.
+    // `chunk_size` is a hint without an effect, and the inputs imply `update_rule`.
     node.ignore(&["chunk_size", "update_rule"]);
     let dtype = node.dtype();
     // The state is f32, as in ONNX.

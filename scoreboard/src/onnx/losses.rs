@@ -1,4 +1,4 @@
-//! Losses.
+//! Operators that compute losses.
 
 use lowtide_autograd::Var;
 use lowtide_nn::{NllOptions, nll, terms};
@@ -20,12 +20,12 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// The loss of labels and weights, which are the second and the third input.
+/// The loss with labels and weights, the second and the third input.
 fn likelihood(node: &NodeCall<'_>, logarithms: Var) -> Result<Output> {
     let labels = as_type(node, node.tensor(1)?, DType::I64)?;
     let weight = node.optional_var(2).map(Var::into_value);
     let ignore_index = node.attribute_integer("ignore_index")?;
-    // Without one, every label counts.
+    // Without `ignore_index`, every label counts.
     let ignore_index = ignore_index.map_or(i64::MIN, |index| index as i64);
     let options = NllOptions { ignore_index, weight: weight.as_ref() };
     let dtype = logarithms.value().dtype();

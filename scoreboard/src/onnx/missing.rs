@@ -1,4 +1,4 @@
-//! ONNX's operators that there is no call for, by name, with the reason.
+//! ONNX's operators without a call, by name, with the reason.
 
 use crate::call::Stop;
 use crate::ops::Missing;
@@ -8,7 +8,7 @@ const CONTROL_FLOW: &str = "branches and loops of a graph, which in lowtide are 
 const CHANCE: &str = "numbers that are drawn: the results depend on chance";
 const KINDS: &str = "sequences, optional values and texts, which are no tensors";
 
-/// Cases that fail, as in `ops/missing.rs`.
+/// Cases that are known to fail, as in `ops/missing.rs`.
 pub const FAILURES: &[(&str, &str, usize, &str)] = &[(
     "onnx.Attention",
     "f16",
@@ -16,7 +16,7 @@ pub const FAILURES: &[(&str, &str, usize, &str)] = &[(
     "of the result in f64, 0.46919, lowtide's 0.46899 is the nearer one",
 )];
 
-/// Cases whose result lowtide documents otherwise, as in `ops/missing.rs`.
+/// Cases whose results differ from ONNX by lowtide's documentation, as in `ops/missing.rs`.
 pub const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
     (
         "onnx.ReduceMax",
@@ -32,7 +32,7 @@ pub const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
     ),
 ];
 
-/// Every operator of ONNX's node tests that there is no call for.
+/// Every operator of ONNX's node tests without a call.
 pub const MISSING: &[Missing] = &[
     Missing {
         reason: "images at places that a network computes",

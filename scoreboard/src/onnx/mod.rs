@@ -1,8 +1,8 @@
-//! The node tests of ONNX: graphs of one node, or of the simpler nodes that a function stands for.
+//! The node tests of ONNX: graphs of one node, or of the simpler nodes of an expanded function.
 //!
-//! A node is lowtide's call for its operator, by ONNX's name: one file per family, one entry per
-//! name. Some operators are a few calls, as a user would write them; none computes with values that
-//! it reads back from the device, but for those that are sizes and places: axes, shapes, repeats.
+//! For each operator there is a call of lowtide by ONNX's name: one file per family, one entry per
+//! name. Some operators are a few calls, as a user would write them. Only sizes and places, such as
+//! axes, shapes and repeats, are read back from the device.
 
 mod attention;
 mod elementwise;
@@ -36,7 +36,8 @@ use node::NodeCall;
 
 pub use missing::{DIFFERENCES, FAILURES, MISSING};
 
-/// The call for a node: inputs and attributes to outputs, in the order of the operator's.
+/// The call for a node: maps inputs and attributes to outputs, in the order of the operator's
+/// outputs.
 pub(crate) type NodeAdapter = fn(&NodeCall<'_>) -> Result<Vec<Output>>;
 
 /// The operators of a family with their calls.
@@ -69,7 +70,7 @@ pub(crate) fn find(op: &str) -> Option<NodeAdapter> {
     all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
 }
 
-/// Every operator that there is a call for.
+/// Every operator with a call.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
 }
@@ -85,7 +86,7 @@ pub(crate) fn run(call: &Call<'_>) -> Result<Vec<Output>> {
             values.insert(name, var);
         }
     }
-    // Tensors of attributes are read where they stand.
+    // Nodes read the tensors of their attributes themselves.
     call.value(crate::call::named("constants"));
     for node in &graph.nodes {
         let adapter = find(&node.op).ok_or_else(|| missing::stop(&node.op))?;
@@ -110,8 +111,8 @@ pub(crate) fn run(call: &Call<'_>) -> Result<Vec<Output>> {
     graph.outputs.iter().map(result).collect()
 }
 
-/// `Ok` if lowtide has the types and the operators of a graph: before the first node runs, so that
-/// the reason does not depend on what runs before.
+/// `Ok` if lowtide has the types and the operators of a graph. The check runs before the first
+/// node, so that the reason does not depend on the results of earlier nodes.
 fn check_scope(call: &Call<'_>, graph: &Graph) -> Result<()> {
     let missing = || graph.nodes.iter().filter(|node| find(&node.op).is_none());
     let stops = || missing().map(|node| missing::stop(&node.op));
@@ -133,7 +134,8 @@ fn check_scope(call: &Call<'_>, graph: &Graph) -> Result<()> {
     }
 }
 
-/// An error about types, of a node of integers or truth values: lowtide has it for floats.
+/// Turns an error about types, in a node of integers or truth values, into a verdict: lowtide has
+/// the operation only for floats.
 fn of_integers(stop: Stop, node: &NodeCall<'_>) -> Stop {
     match stop {
         Stop::Error { message, is_dtype: true, .. } if !node.dtype().is_float() => {
@@ -143,12 +145,12 @@ fn of_integers(stop: Stop, node: &NodeCall<'_>) -> Stop {
     }
 }
 
-/// The shape of `x` with other sizes from `axes` on.
+/// The shape of `x`, with `sizes` in place of the dimensions `from..to`.
 fn with_sizes(x: &Shape, from: usize, sizes: &[usize], to: usize) -> Vec<usize> {
     [&x[..from], sizes, &x[to..]].concat()
 }
 
-/// A value converted, floats with their gradient.
+/// A value converted to `dtype`. Floats keep their gradient.
 fn converted(node: &NodeCall<'_>, x: Var, dtype: DType) -> Result<Var> {
     if x.value().dtype() == dtype {
         return Ok(x);

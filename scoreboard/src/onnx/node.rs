@@ -1,5 +1,5 @@
-//! A node that runs: its inputs as values, its attributes as Rust's types. Every input and every
-//! attribute has to be read; one that no adapter looked at is reported, never ignored.
+//! A node that runs: its inputs as values, its attributes in Rust's types. Every input and every
+//! attribute must be read. An input or attribute that no adapter reads is reported, never ignored.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use crate::call::{Call, Result, Stop};
 use crate::case::Numbers;
 use crate::outcome::Reason;
 
-/// ONNX's numbers of element types, with the name that errors show.
+/// ONNX's numbers of element types, with the names in errors.
 const TYPES: [(i64, &str, Option<DType>); 21] = [
     (1, "float32", Some(DType::F32)),
     (2, "uint8", Some(DType::U8)),
@@ -85,17 +85,17 @@ impl<'a> NodeCall<'a> {
         format!("{}: {text}", self.node.op)
     }
 
-    /// Where the values are.
+    /// The device of the values.
     pub(crate) fn device(&self) -> &Device {
         &self.call.device
     }
 
-    /// A form of the operator that lowtide does not have.
+    /// The verdict on a form of the operator that lowtide does not have.
     pub(crate) fn no_form<T>(&self, text: &str) -> Result<T> {
         Err(Stop::NotApplicable(Reason::Form, self.named(text)))
     }
 
-    /// A value that ONNX does not allow.
+    /// The failure for a value that ONNX does not allow.
     pub(crate) fn wrong(&self, text: &str) -> Stop {
         Stop::failure(self.named(text))
     }
@@ -110,7 +110,7 @@ impl<'a> NodeCall<'a> {
         &self.call.pass
     }
 
-    /// The number of outputs, of which some may be left out.
+    /// Number of outputs, including absent ones.
     pub(crate) fn output_count(&self) -> usize {
         self.node.outputs.len()
     }
@@ -120,7 +120,7 @@ impl<'a> NodeCall<'a> {
         self.node.outputs.get(index).is_some_and(|name| !name.is_empty())
     }
 
-    /// The number of inputs, of which some may be left out.
+    /// Number of inputs, including absent ones.
     pub(crate) fn input_count(&self) -> usize {
         self.inputs.len()
     }
@@ -131,35 +131,35 @@ impl<'a> NodeCall<'a> {
         self.inputs.get(index).cloned().flatten()
     }
 
-    /// An input that has to be there.
+    /// A required input.
     pub(crate) fn var(&self, index: usize) -> Result<Var> {
         let missing = || self.wrong(&format!("input {index} is left out"));
         self.optional_var(index).ok_or_else(missing)
     }
 
-    /// An input that has no gradient in lowtide.
+    /// A required input without a gradient in lowtide.
     pub(crate) fn tensor(&self, index: usize) -> Result<Tensor> {
         Ok(self.var(index)?.into_value())
     }
 
-    /// All inputs that are there, in order.
+    /// All inputs, in order. An absent input is a failure.
     pub(crate) fn vars(&self) -> Result<Vec<Var>> {
         (0..self.inputs.len()).map(|index| self.var(index)).collect()
     }
 
-    /// The type of the first input; that of the case where there is none.
+    /// The type of the first input, or the case's type if there is no input.
     pub(crate) fn dtype(&self) -> DType {
         let first = self.inputs.first().and_then(Option::as_ref);
         first.map_or(self.call.dtype(), |var| var.value().dtype())
     }
 
-    /// The whole numbers that an input holds, if it is not left out.
+    /// The whole numbers in an input, if the input is not left out.
     pub(crate) fn integers(&self, index: usize) -> Result<Option<Vec<isize>>> {
         let Some(var) = self.optional_var(index) else { return Ok(None) };
         self.integers_of(var.value()).map(Some)
     }
 
-    /// The whole numbers that a tensor holds.
+    /// The whole numbers in a tensor.
     pub(crate) fn integers_of(&self, tensor: &Tensor) -> Result<Vec<isize>> {
         Ok(match self.call.numbers_of(tensor)? {
             Numbers::Integers(values) => values.into_iter().map(|x| x as isize).collect(),
@@ -167,7 +167,7 @@ impl<'a> NodeCall<'a> {
         })
     }
 
-    /// The numbers that an input holds, if it is not left out.
+    /// The numbers in an input, if the input is not left out.
     pub(crate) fn floats(&self, index: usize) -> Result<Option<Vec<f64>>> {
         let Some(var) = self.optional_var(index) else { return Ok(None) };
         Ok(Some(match self.call.numbers_of(var.value())? {
@@ -176,7 +176,7 @@ impl<'a> NodeCall<'a> {
         }))
     }
 
-    /// The one number that an input holds, if it is not left out.
+    /// The single number in an input, if the input is not left out.
     pub(crate) fn number(&self, index: usize) -> Result<Option<f64>> {
         match self.floats(index)?.as_deref() {
             None => Ok(None),
@@ -185,7 +185,7 @@ impl<'a> NodeCall<'a> {
         }
     }
 
-    /// Whole numbers that are an input since some version, and were an attribute before.
+    /// Whole numbers that are an input in newer versions and an attribute in older versions.
     pub(crate) fn integers_or(
         &self,
         index: usize,
@@ -211,33 +211,33 @@ impl<'a> NodeCall<'a> {
         self.wrong(&format!("attribute `{name}` is {value}, not {wanted}"))
     }
 
-    /// Passes over attributes that have no meaning here.
+    /// Marks attributes without an effect here as read.
     pub(crate) fn ignore(&self, names: &[&'static str]) {
         for name in names {
             self.attribute(name);
         }
     }
 
-    /// A whole number.
+    /// An attribute that is a whole number.
     pub(crate) fn attribute_integer(&self, name: &'static str) -> Result<Option<isize>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         let number = value.as_i64().and_then(|number| isize::try_from(number).ok());
         number.map(Some).ok_or_else(|| self.mismatch(name, value, "a whole number"))
     }
 
-    /// A number of things.
+    /// An attribute that is a count.
     pub(crate) fn attribute_count(&self, name: &'static str) -> Result<Option<usize>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
         number.map(Some).ok_or_else(|| self.mismatch(name, value, "a number of things"))
     }
 
-    /// A truth value, which ONNX has as a number.
+    /// An attribute that is a truth value, which ONNX stores as a number.
     pub(crate) fn flag(&self, name: &'static str) -> Result<Option<bool>> {
         Ok(self.attribute_integer(name)?.map(|number| number != 0))
     }
 
-    /// Whole numbers.
+    /// An attribute that is a list of whole numbers.
     pub(crate) fn attribute_integers(&self, name: &'static str) -> Result<Option<Vec<isize>>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         let number = |item: &Value| item.as_i64().and_then(|number| isize::try_from(number).ok());
@@ -245,7 +245,7 @@ impl<'a> NodeCall<'a> {
         items.map(Some).ok_or_else(|| self.mismatch(name, value, "a list of whole numbers"))
     }
 
-    /// Numbers of things.
+    /// An attribute that is a list of counts.
     pub(crate) fn attribute_counts(&self, name: &'static str) -> Result<Option<Vec<usize>>> {
         let Some(values) = self.attribute_integers(name)? else { return Ok(None) };
         let counts = values.iter().map(|&value| usize::try_from(value).ok()).collect();
@@ -267,7 +267,7 @@ impl<'a> NodeCall<'a> {
         value.as_str().map(Some).ok_or_else(|| self.mismatch(name, value, "a word"))
     }
 
-    /// Words.
+    /// An attribute that is a list of words.
     pub(crate) fn texts(&self, name: &'static str) -> Result<Option<Vec<&'a str>>> {
         let Some(value) = self.attribute(name) else { return Ok(None) };
         let items = value.as_array().and_then(|items| items.iter().map(Value::as_str).collect());
@@ -281,7 +281,7 @@ impl<'a> NodeCall<'a> {
         var.map(Some).ok_or_else(|| self.mismatch(name, value, "a tensor"))
     }
 
-    /// An element type.
+    /// An attribute that is an element type.
     pub(crate) fn element_type(&self, name: &'static str) -> Result<Option<DType>> {
         let Some(number) = self.attribute_integer(name)? else { return Ok(None) };
         let entry = TYPES.iter().find(|(code, ..)| *code == number as i64);
@@ -294,7 +294,7 @@ impl<'a> NodeCall<'a> {
         }
     }
 
-    /// A dimension of a tensor, counted from the first.
+    /// A dimension, counted from the first. Negative numbers count from the end.
     pub(crate) fn axis(&self, axis: isize, rank: usize) -> Result<usize> {
         let place =
             if axis < 0 { rank.checked_add_signed(axis) } else { Some(axis.unsigned_abs()) };
@@ -302,7 +302,7 @@ impl<'a> NodeCall<'a> {
         place.ok_or_else(|| self.wrong(&format!("there is no dimension {axis} of {rank}")))
     }
 
-    /// A dimension that an attribute names.
+    /// An attribute that is a dimension, counted from the first.
     pub(crate) fn attribute_axis(
         &self,
         name: &'static str,

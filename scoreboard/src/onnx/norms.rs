@@ -18,14 +18,15 @@ pub(super) const OPS: Family = &[
             return one(x.batch_norm_fixed([&mean, &variance], Some(w), Some(b), eps)?);
         }
         let (y, [batch_mean, batch_variance]) = x.batch_norm(Some(w), Some(b), eps)?;
-        // ONNX's momentum is the share that stays, and its variance is that of the batch itself.
+        // ONNX's momentum is the share of the old statistics, and its variance is the variance of
+        // the batch itself.
         let mean = batch_mean.lerp(&mean, kept)?;
         let variance = batch_variance.lerp(&variance, kept)?;
         Ok(vec![y.into(), mean.into(), variance.into()])
     }),
     ("Dropout", |node| {
         let x = node.var(0)?;
-        // Without it, the seed is drawn; `is_test` is of version 1.
+        // Without a seed, ONNX draws a seed. `is_test` belongs to version 1.
         node.ignore(&["seed", "is_test"]);
         let ratio = match node.number(1)? {
             Some(ratio) => ratio,

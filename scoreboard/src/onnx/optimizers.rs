@@ -1,4 +1,4 @@
-//! One step of an optimizer, from states that the case gives.
+//! One step of an optimizer, from the states in the case.
 
 use std::collections::BTreeMap;
 

@@ -19,7 +19,7 @@ pub(super) const OPS: Family = &[
         let (a, b) = (turned(0, "transA")?, turned(1, "transB")?);
         let alpha = node.attribute_number("alpha")?.unwrap_or(1.0);
         let beta = node.attribute_number("beta")?.unwrap_or(1.0);
-        // Always one in older versions; shapes are stretched in any case.
+        // The attribute is always 1 in older versions; shapes broadcast in any case.
         node.ignore(&["broadcast"]);
         match node.optional_var(2) {
             Some(c) => one(c.addmm(a, b, Scales { beta, alpha })?),

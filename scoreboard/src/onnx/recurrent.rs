@@ -1,5 +1,5 @@
-//! Recurrent networks. LSTM is lowtide's layer; the others have gates that its layers do not have,
-//! and are walked step by step.
+//! Recurrent networks. LSTM is lowtide's layer. The others have gates that lowtide's layers lack,
+//! and run step by step.
 
 use lowtide_autograd::Var;
 use lowtide_nn::{Directions, Lstm, LstmState, Parameters, RecurrentOptions};
@@ -41,7 +41,7 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// Three equal parts of gates.
+/// Splits gates into three equal parts.
 fn parts(x: Var, axis: usize) -> Result<[Var; 3]> {
     let parts = x.chunk(axis, 3)?;
     <[Var; 3]>::try_from(parts).map_err(|_| Stop::failure("three gates".to_owned()))
@@ -58,7 +58,7 @@ struct Cell {
     state_bias: Var,
 }
 
-/// The inputs and attributes that all recurrent operators have.
+/// The inputs and attributes of all recurrent operators.
 struct Layer {
     /// `[T, B, I]`
     x: Var,
@@ -71,10 +71,11 @@ struct Layer {
 }
 
 impl Layer {
-    /// Reads the inputs `X, W, R, B, sequence_lens, initial_h` and attributes, for `gates` gates.
+    /// Reads the inputs `X, W, R, B, sequence_lens, initial_h` and the attributes, for `gates`
+    /// gates.
     fn of(node: &NodeCall<'_>, gates: usize, own: &[&str]) -> Result<Self> {
         let (x, w, r) = (node.var(0)?, node.var(1)?, node.var(2)?);
-        // The weights tell the number of directions.
+        // The weights determine the size.
         node.ignore(&["hidden_size"]);
         let (directions, hidden) = (w.shape()[0], r.shape()[2]);
         let is_batch_first = node.flag("layout")?.unwrap_or(false);
@@ -112,12 +113,12 @@ impl Layer {
         Ok(Layer { x, cells, start, hidden, is_batch_first, is_reverse })
     }
 
-    /// True if a direction goes from the last step to the first.
+    /// True if a direction runs from the last step to the first.
     fn goes_back(&self, direction: usize) -> bool {
         self.is_reverse || direction == 1
     }
 
-    /// Steps one after the other: from an input and a state to the next state.
+    /// Runs all steps. The function maps an input and a state to the next state.
     fn walk(
         self,
         node: &NodeCall<'_>,
@@ -151,7 +152,7 @@ impl Layer {
     }
 }
 
-/// `[B, D, H]` as `[D, B, H]`, or as it is.
+/// `[B, D, H]` as `[D, B, H]` if batches come first, else unchanged.
 fn state(x: Option<Var>, is_batch_first: bool) -> Result<Option<Var>> {
     Ok(match x {
         Some(x) if is_batch_first => Some(x.transpose(0, 1)?),
@@ -185,7 +186,7 @@ fn lstm(node: &NodeCall<'_>) -> Result<Vec<Output>> {
             weights.push(in_own_order(x)?);
         }
     }
-    // Direction by direction: weights of the input and of the state, then their biases.
+    // For each direction: weights of the input and of the state, then their biases.
     let mut weights = weights.into_iter();
     own.visit(&mut |_, parameter| {
         if let Some(value) = weights.next() {
@@ -212,7 +213,7 @@ fn lstm(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     Ok(vec![y.into(), state_out(h, is_batch_first)?, state_out(c, is_batch_first)?])
 }
 
-/// ONNX has the gates input, output, forget, cell; lowtide input, forget, cell, output.
+/// Reorders the gates: input, output, forget, cell in ONNX; input, forget, cell, output in lowtide.
 fn in_own_order(x: &Var) -> Result<Tensor> {
     let gates = x.clone().chunk(0, 4)?;
     let order = [0, 2, 3, 1].into_iter().filter_map(|index: usize| gates.get(index).cloned());

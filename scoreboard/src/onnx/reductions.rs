@@ -1,4 +1,4 @@
-//! Reductions, scans, places of the largest, and softmax.
+//! Reductions, scans, places of maxima and minima, and softmax.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{DType, PadMode, SortOrder};
@@ -19,7 +19,7 @@ macro_rules! over {
     }};
 }
 
-/// The largest or smallest; of truth values, whether any or all are true.
+/// The maximum or minimum; for truth values, any or all.
 macro_rules! extreme {
     ($node:ident, $drop:ident $keep:ident, $truth:ident $truth_keep:ident) => {{
         if $node.dtype() != DType::Bool {
@@ -31,7 +31,7 @@ macro_rules! extreme {
     }};
 }
 
-/// The place of the largest or smallest: the first, or the last with `select_last_index`.
+/// The place of the maximum or minimum: the first place, or the last with `select_last_index`.
 macro_rules! place {
     ($node:ident, $drop:ident $keep:ident) => {{
         let x = $node.tensor(0)?;
@@ -87,7 +87,7 @@ pub(super) const OPS: Family = &[
         let k = k.and_then(|k| usize::try_from(k).ok()).ok_or_else(|| node.wrong("no k"))?;
         let axis = node.attribute_axis("axis", -1, x.shape().len())?;
         let is_largest = node.flag("largest")?.unwrap_or(true);
-        // Sorted in any case.
+        // lowtide always sorts.
         node.ignore(&["sorted"]);
         let order = if is_largest { SortOrder::Descending } else { SortOrder::Ascending };
         let (values, places) = x.topk(k, axis, order)?;
@@ -95,7 +95,7 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// The input of a reduction, its dimensions, and true if they stay.
+/// The input of a reduction, its dimensions, and true if the dimensions are kept.
 fn over(node: &NodeCall<'_>) -> Result<(Var, Vec<usize>, bool)> {
     let x = node.var(0)?;
     let rank = x.shape().len();
@@ -110,12 +110,13 @@ fn over(node: &NodeCall<'_>) -> Result<(Var, Vec<usize>, bool)> {
     Ok((x, axes, keep))
 }
 
-/// A result in the type of the input: lowtide sums narrow integers in i64.
+/// A result in the type of the input, because lowtide sums narrow integers in i64.
 fn in_type(node: &NodeCall<'_>, y: Var) -> Result<Vec<Output>> {
     one(converted(node, y, node.dtype())?)
 }
 
-/// A scan from either end, of the elements up to each one or before it.
+/// A scan from either end, over the elements up to each element, with or without the element
+/// itself.
 fn scan(
     node: &NodeCall<'_>,
     start: f64,
@@ -138,7 +139,7 @@ fn scan(
     in_type(node, if is_reverse { y.flip(&[axis])? } else { y })
 }
 
-/// The dimensions that a softmax is over: from `axis` on all of them before version 13.
+/// The dimensions of a softmax. Before version 13 these are all dimensions from `axis` on.
 fn softmax_axis(node: &NodeCall<'_>, rank: usize) -> Result<[usize; 2]> {
     let is_old = (1..13).contains(&node.opset);
     let axis = node.attribute_axis("axis", if is_old { 1 } else { -1 }, rank)?;

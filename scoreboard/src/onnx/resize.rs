@@ -1,5 +1,5 @@
-//! Images, and tensors of any rank, in another size. lowtide's own interpolation is called where
-//! ONNX's is the same; elsewhere each dimension is gathered at its neighbours and weighted.
+//! Resizing of images and of tensors of any rank. lowtide's interpolation is called if ONNX
+//! computes the same. Otherwise each dimension is a weighted sum of gathered neighbours.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{Corners, DType, Interpolation, Resize, Tensor};
@@ -57,7 +57,7 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// One dimension that changes.
+/// A dimension that changes its size.
 struct Side {
     axis: usize,
     len: usize,
@@ -67,13 +67,13 @@ struct Side {
     part: [f64; 2],
 }
 
-/// The sizes that a node asks for.
+/// The sizes that a node requests.
 struct Wishes<'a> {
     axes: &'a [usize],
-    /// The parts of the dimensions that are resized: first their starts, then their ends.
+    /// The parts of the dimensions that are resized: first the starts, then the ends.
     roi: &'a [f64],
     scales: &'a [f64],
-    /// The new sizes, if they are not given by `scales`.
+    /// The new sizes, unless `scales` determines them.
     sizes: Option<&'a [isize]>,
     policy: &'a str,
 }
@@ -150,14 +150,14 @@ fn resized(node: &NodeCall<'_>, x: Var, sides: &[Side]) -> Result<Vec<Output>> {
     one(x)
 }
 
-/// lowtide's own interpolation, of images whose pixels lie as in ONNX.
+/// lowtide's own interpolation, for images whose pixels have the coordinates of ONNX.
 fn own_bilinear(x: &Var, changed: &[&Side], mode: &str, places: &str) -> Result<Option<Var>> {
     let corners = match (mode, places) {
         ("linear", "half_pixel") => Corners::Centers,
         ("linear", "align_corners") => Corners::Aligned,
         _ => return Ok(None),
     };
-    // Otherwise ONNX has its corners between pixels.
+    // With other scales, the corners of ONNX lie between pixels.
     let is_whole = |side: &&Side| side.scale * side.len as f64 == side.new_len as f64;
     match changed {
         [rows, columns]
@@ -172,7 +172,7 @@ fn own_bilinear(x: &Var, changed: &[&Side], mode: &str, places: &str) -> Result<
     }
 }
 
-/// Where the new positions lie among the old ones, in f64.
+/// The coordinates of the new positions in the old dimension, in f64.
 fn coordinates(node: &NodeCall<'_>, side: &Side, mode: &str) -> Result<Tensor> {
     let Side { len, new_len, scale, part: [start, end], .. } = *side;
     let at = Tensor::arange(node.device(), 0.0..new_len as f64, 1.0, DType::F64)?;
@@ -198,7 +198,7 @@ fn coordinates(node: &NodeCall<'_>, side: &Side, mode: &str) -> Result<Tensor> {
     })
 }
 
-/// Neighbours, each with its weight; all in f64.
+/// Indices of neighbours, each with its weight; all in f64.
 pub(super) type Taps = Vec<(Tensor, Tensor)>;
 
 fn nearest(node: &NodeCall<'_>, at: &Tensor, rounding: &str) -> Result<Taps> {
@@ -220,8 +220,8 @@ pub(super) fn linear(at: &Tensor) -> Result<Taps> {
     Ok(vec![(before.clone(), rest), (before.add_scalar(1.0)?, share)])
 }
 
-/// Keys' kernel with the slope `a`: of a distance d up to 1, `((a + 2) d - (a + 3)) d² + 1`, and up
-/// to 2, `((a d - 5 a) d + 8 a) d - 4 a`.
+/// The cubic kernel of R. Keys with the slope `a`: for a distance d up to 1, `((a + 2) d - (a + 3))
+/// d² + 1`, and up to 2, `((a d - 5 a) d + 8 a) d - 4 a`.
 pub(super) fn cubic(at: &Tensor, a: f64) -> Result<Taps> {
     let first = at.floor()?;
     let share = at.sub(&first)?;
@@ -243,8 +243,8 @@ pub(super) fn cubic(at: &Tensor, a: f64) -> Result<Taps> {
     Ok(taps)
 }
 
-/// The sum of the neighbours along one dimension, each times its weight. Outside, the first and the
-/// last stand for all others, or nothing counts.
+/// The weighted sum of the neighbours along one dimension. Neighbours outside the dimension are the
+/// first or last element, or with `is_inside_only` have no weight.
 fn gathered(
     x: &Var,
     side: &Side,

@@ -1,4 +1,4 @@
-//! Images at places that a network computes.
+//! Sampling of images at places that a network computes.
 
 use lowtide_nn::{GridMode, GridOptions, GridPadding};
 use lowtide_tensor::{Corners, DType, Tensor};
@@ -14,7 +14,8 @@ pub(super) const OPS: Family = &[
         let is_aligned = node.flag("align_corners")?.unwrap_or(false);
         let dims = size.get(2..).unwrap_or_default();
         let (count, dtype) = (dims.len(), theta.value().dtype());
-        // The last dimension's coordinate is the first of each place, and 1 is its last.
+        // The first coordinate of a place belongs to the last dimension, and 1 is the end of a
+        // dimension.
         let mut columns = Vec::new();
         for (axis, &len) in dims.iter().enumerate().rev() {
             let at = Tensor::arange(node.device(), 0.0..len as f64, 1.0, DType::F64)?;

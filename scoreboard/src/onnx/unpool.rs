@@ -1,4 +1,4 @@
-//! Windows put back: the largest in their places, and columns summed to an image.
+//! Unpooling: maxima put back to their places, and columns summed to an image.
 
 use lowtide_tensor::{ConvTranspose2dGeometry, DType, PadMode, Tensor};
 
@@ -23,8 +23,8 @@ pub(super) const OPS: Family = &[
         let pads = node.attribute_counts("pads")?.unwrap_or_else(|| vec![0; 4]);
         let pads: [usize; 4] =
             pads.try_into().map_err(|_| node.wrong("pads are not two for each dimension"))?;
-        // Each place of a block is a channel, which a transposed convolution with a 1 in that
-        // place puts there.
+        // Each place of a block is a channel. A transposed convolution with a 1 in that place puts
+        // the channel there.
         let count = kernel[0] * kernel[1];
         let &[samples, depth, _] = &x.shape()[..] else {
             return Err(node.wrong("not columns of a batch"));
@@ -41,7 +41,7 @@ pub(super) const OPS: Family = &[
         let geometry =
             ConvTranspose2dGeometry { stride, padding, output_padding, dilation, groups };
         let y = x.conv_transpose2d(w, None, geometry)?;
-        // Without the padding, and with what no block reaches.
+        // Removes the padding, and adds the places that no block reaches.
         let mut more = vec![[0_isize; 2]; 4];
         for axis in 0..2 {
             let found = y.shape()[axis + 2] as isize;
@@ -68,7 +68,7 @@ pub(super) const OPS: Family = &[
         let places = places.to_dtype(DType::I64)?.reshape([count])?;
         let y = zeros.scatter(0, &places, x.reshape([count])?)?.reshape(&inferred[..])?;
         let Some(wanted) = node.integers(2)? else { return one(y) };
-        // The rest of a larger result is empty.
+        // The rest of a larger result is zero.
         let more: Vec<[isize; 2]> =
             wanted.iter().zip(&inferred).map(|(all, &own)| [0, all - own as isize]).collect();
         one(padded(y, &more, PadMode::Constant(0.0))?)

@@ -1,4 +1,4 @@
-//! Shapes, views, and tensors put together, taken apart or made of nothing.
+//! Shapes and views; tensors that are joined, split or created.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{DType, PadMode, Shape, Tensor};
@@ -61,8 +61,7 @@ pub(super) const OPS: Family = &[
         let (x, block) = (node.var(0)?, node.attribute_count("blocksize")?.unwrap_or(1));
         let [n, c, h, w] = image(node, &x)?;
         let inner = c / (block * block).max(1);
-        // The mode says which part of the channels is the outer one: the place in a block, or the
-        // channel.
+        // The mode determines the outer part of the channels: the place in a block, or the channel.
         let x = match node.text("mode")?.unwrap_or("DCR") {
             "DCR" => x.reshape([n, block, block, inner, h, w])?.permute(&[0, 3, 4, 1, 5, 2])?,
             _ => x.reshape([n, inner, block, block, h, w])?.permute(&[0, 1, 4, 2, 5, 3])?,
@@ -121,7 +120,7 @@ pub(super) const OPS: Family = &[
         let start = node.number(0)?.ok_or_else(|| node.wrong("no start"))?;
         let limit = node.number(1)?.ok_or_else(|| node.wrong("no limit"))?;
         let step = node.number(2)?.ok_or_else(|| node.wrong("no delta"))?;
-        // ONNX counts floats in f32, lowtide in f64.
+        // ONNX computes floats of the range in f32, lowtide in f64.
         node.ignore(&["stash_type"]);
         one(Tensor::arange(node.device(), start..limit, step, dtype)?)
     }),
@@ -191,7 +190,7 @@ pub(super) const OPS: Family = &[
         let parts = match sizes_of_parts {
             Some(lens) => x.split_with_sizes(axis, &sizes(&lens))?,
             None => {
-                // The last part is the shorter one, and may be empty.
+                // The last part is shorter, and may be empty.
                 let len = x.shape()[axis];
                 let each = len.div_ceil(count.max(1));
                 let place = |index: usize| (index * each).min(len);
@@ -242,12 +241,12 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// Sizes, of which none is negative.
+/// Sizes as counts. A negative size becomes 0.
 pub(super) fn sizes(values: &[isize]) -> Vec<usize> {
     values.iter().map(|&value| value.max(0) as usize).collect()
 }
 
-/// Numbers of the program as a tensor of i64.
+/// Numbers of the program as an i64 tensor.
 fn whole_numbers(node: &NodeCall<'_>, values: &[isize]) -> Result<Tensor> {
     let values: Vec<i64> = values.iter().map(|&value| value as i64).collect();
     if values.is_empty() {
@@ -256,7 +255,7 @@ fn whole_numbers(node: &NodeCall<'_>, values: &[isize]) -> Result<Tensor> {
     Ok(Tensor::from_slice(node.device(), [values.len()], &values)?)
 }
 
-/// The shape that two broadcast to.
+/// The shape that `x` and `wanted` broadcast to.
 pub(super) fn stretched(x: &Shape, wanted: &[usize]) -> Vec<usize> {
     let rank = x.len().max(wanted.len());
     let at = |sizes: &[usize], index: usize| {
@@ -274,7 +273,7 @@ fn image(node: &NodeCall<'_>, x: &Var) -> Result<[usize; 4]> {
     <[usize; 4]>::try_from(&x.shape()[..]).map_err(|_| node.wrong("not a batch of images"))
 }
 
-/// Positions added at either side of each dimension, or taken away where the number is negative.
+/// Pads either side of each dimension. A negative number removes positions.
 pub(super) fn padded(x: Var, pads: &[[isize; 2]], mode: PadMode) -> Result<Var> {
     let mut x = x;
     for (axis, &[before, after]) in pads.iter().enumerate() {
@@ -289,8 +288,8 @@ pub(super) fn padded(x: Var, pads: &[[isize; 2]], mode: PadMode) -> Result<Var> 
     if more.iter().all(|pair| *pair == [0, 0]) { Ok(x) } else { Ok(x.pad(&more, mode)?) }
 }
 
-/// ONNX's slice: negative places count from the end, places outside are moved inside, and a
-/// negative step goes backwards.
+/// ONNX's slice: negative places count from the end, places outside are clamped, and a negative
+/// step goes backwards.
 fn sliced(x: Var, axis: usize, [start, end]: [isize; 2], step: isize) -> Result<Var> {
     let len = x.shape()[axis] as isize;
     let from_first = |place: isize| if place < 0 { place.saturating_add(len) } else { place };
@@ -299,14 +298,14 @@ fn sliced(x: Var, axis: usize, [start, end]: [isize; 2], step: isize) -> Result<
         let start = inside(start);
         return Ok(x.slice(axis, start..inside(end).max(start), step as usize)?);
     }
-    // A negative step goes over the reversed tensor, in which place p is at len - 1 - p.
+    // A negative step steps through the reversed tensor, where place p is at len - 1 - p.
     let start = len - 1 - from_first(start).clamp(-1, len - 1);
     let end = (len - 1 - from_first(end).clamp(-1, len - 1)).max(start);
     let step = step.unsigned_abs().max(1);
     Ok(x.flip(&[axis])?.slice(axis, start as usize..end as usize, step)?)
 }
 
-/// A value in another type, without a change where it has the type already.
+/// A value converted to another type, or unchanged if it has the type.
 pub(super) fn as_type(node: &NodeCall<'_>, x: Tensor, dtype: DType) -> Result<Tensor> {
     Ok(converted(node, node.constant(x), dtype)?.into_value())
 }

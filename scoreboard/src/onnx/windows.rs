@@ -1,5 +1,5 @@
-//! Convolutions and pooling. Padding that is not the same on both sides, or that lowtide's own
-//! pooling does not take, is put around the input before.
+//! Convolutions and pooling. The input is padded first if the padding differs between the sides, or
+//! if lowtide's own pooling does not take the padding.
 
 use lowtide_autograd::Var;
 use lowtide_nn::{ConvTranspose3dGeometry, conv_transpose3d};
@@ -69,7 +69,7 @@ pub(super) const OPS: Family = &[
     ("MaxPool", max_pool),
 ];
 
-/// Windows over the dimensions after samples and channels.
+/// Windows over the dimensions after sample and channel.
 struct Window {
     kernel: Vec<usize>,
     stride: Vec<usize>,
@@ -77,12 +77,12 @@ struct Window {
     /// Padding before and after each dimension.
     pads: Vec<[usize; 2]>,
     rounding: SizeRounding,
-    /// Sizes of the input.
+    /// Sizes of the input in these dimensions.
     lens: Vec<usize>,
 }
 
 impl Window {
-    /// Reads a node's attributes over `x`; for a convolution with the kernel `w`.
+    /// Reads a node's attributes for the input `x`, and for a convolution with the kernel `w`.
     fn of(node: &NodeCall<'_>, x: &Var, w: Option<&Var>) -> Result<Self> {
         let lens =
             x.shape().get(2..).ok_or_else(|| node.wrong("no dimensions of places"))?.to_vec();
@@ -97,7 +97,7 @@ impl Window {
         };
         let kernel = match w {
             Some(w) => {
-                // Told by the kernel itself.
+                // The kernel determines its shape.
                 node.ignore(&["kernel_shape"]);
                 w.shape().get(2..).unwrap_or_default().to_vec()
             }
@@ -128,12 +128,12 @@ impl Window {
         Ok(window)
     }
 
-    /// Places from the first to the last of a window.
+    /// Number of places from the first to the last element of a window.
     fn reach(&self, axis: usize) -> usize {
         (self.kernel[axis].max(1) - 1) * self.dilation[axis] + 1
     }
 
-    /// Padding with which there are as many windows as steps in the input: the smaller half first.
+    /// Padding that gives one window for each step in the input, with the smaller half first.
     fn same(&self, axis: usize) -> [usize; 2] {
         let (len, stride) = (self.lens[axis], self.stride[axis].max(1));
         let covered = (len.div_ceil(stride).max(1) - 1) * stride + self.reach(axis);
@@ -141,8 +141,8 @@ impl Window {
         [total / 2, total - total / 2]
     }
 
-    /// The input and the padding that is still to be put on both sides; what is not the same on
-    /// both, or not `allowed` along a dimension, is there already.
+    /// The input, and the padding on both sides that is left for the operation. If the padding
+    /// differs between the sides, or is not `allowed` along a dimension, the input is padded here.
     fn even(
         &self,
         x: Var,
@@ -157,14 +157,14 @@ impl Window {
         Ok((x.pad(&self.pads, mode)?, vec![0; self.pads.len()]))
     }
 
-    /// The number of windows along a dimension, and the number of places by which the last window
-    /// is beyond the padding.
+    /// Number of windows along a dimension, and number of places of the last window beyond the
+    /// padding.
     fn count(&self, axis: usize) -> (usize, usize) {
         let [before, after] = self.pads[axis];
         let (len, stride) = (self.lens[axis] + before + after, self.stride[axis].max(1));
         let steps = len.saturating_sub(self.reach(axis));
         let mut count = steps / stride + 1;
-        // One more that does not fit whole, unless it would begin behind the input.
+        // One more window that does not fit whole, unless it would begin after the input.
         let begin = count * stride;
         if self.rounding == SizeRounding::Up
             && !steps.is_multiple_of(stride)
@@ -175,7 +175,8 @@ impl Window {
         (count, ((count - 1) * stride + self.reach(axis)).saturating_sub(len))
     }
 
-    /// The places of each window in dimensions of their own behind all others, and those.
+    /// The input with the places of each window in new last dimensions, and the indices of these
+    /// dimensions.
     fn spread(&self, x: Var, fill: f64) -> Result<(Var, Vec<usize>)> {
         let dims = self.lens.len();
         let pads: Vec<[isize; 2]> = (0..dims)
@@ -195,7 +196,7 @@ impl Window {
         Ok((x, (dims + 2..2 * dims + 2).collect()))
     }
 
-    /// The geometry of lowtide's own pooling, which takes images and padding of at most half a
+    /// The geometry for lowtide's own pooling, which takes images, with padding of at most half a
     /// window.
     fn pool2d(&self) -> Option<Pool2dGeometry> {
         let (&[k0, k1], &[s0, s1]) = (&self.kernel[..], &self.stride[..]) else { return None };
@@ -217,12 +218,12 @@ fn average_pool(node: &NodeCall<'_>) -> Result<Vec<Output>> {
         let divisor = if counts_padding { Divisor::Window } else { Divisor::Inside };
         return one(x.avg_pool2d(pool, AvgPool { divisor, rounding: window.rounding })?);
     }
-    // The sum of each window, and of ones where places count.
+    // The sum of each window, and the sum of ones over the counted places.
     let shape: Vec<usize> = [1, 1].into_iter().chain(window.lens.iter().copied()).collect();
     let counted = node.constant(Tensor::ones(node.device(), &shape[..], x.value().dtype())?);
     let (sums, axes) = window.spread(x, 0.0)?;
     let counts = if counts_padding {
-        // The padding counts, and what a window has beyond it does not.
+        // Padding counts, but places of a window beyond the padding do not.
         let pads = [vec![[0, 0]; 2], window.pads.clone()].concat();
         let inside = counted.pad(&pads, PadMode::Constant(1.0))?;
         let lens = inside.shape()[2..].to_vec();
@@ -254,7 +255,7 @@ fn max_pool(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     if !node.wants(1) {
         return one(x.max_pool2d_with(pool, options)?);
     }
-    // lowtide tells the place in each window.
+    // lowtide returns the place within each window.
     let winners = x.value().max_pool2d_with(pool, options)?.1.to_dtype(DType::I64)?;
     let columns = pool.kernel[1] as f64;
     let steps = [winners.div_floor_scalar(columns)?, winners.remainder_scalar(columns)?];
@@ -271,7 +272,7 @@ fn max_pool(node: &NodeCall<'_>) -> Result<Vec<Output>> {
     let &[samples, channels, height, width] = &x.shape()[..] else {
         return Err(node.wrong("not a batch of images"));
     };
-    // ONNX counts through the whole tensor, and in a plane row by row or column by column.
+    // ONNX counts places through the whole tensor, and in an image row by row or column by column.
     let places = if by_columns {
         column.mul_scalar(height as f64)?.add(row)?
     } else {
@@ -305,7 +306,7 @@ fn conv_transpose(node: &NodeCall<'_>) -> Result<Vec<Output>> {
             .or_else(|| Some(lens.iter().zip(&stride).map(|(len, step)| len * step).collect())),
         _ => wanted,
     };
-    // The places left out at either side of the result, or added where the number is negative.
+    // Number of places to cut at either side of the result. A negative number adds places.
     let mut cuts = vec![[0_isize; 2]; count];
     for (axis, cut) in cuts.iter_mut().enumerate() {
         let whole =
@@ -320,7 +321,7 @@ fn conv_transpose(node: &NodeCall<'_>) -> Result<Vec<Output>> {
             None if pads.len() == 2 * count => [pads[axis] as isize, pads[axis + count] as isize],
             None => [0, 0],
         };
-        // Places more at the end of the result.
+        // Output padding adds places at the end of the result.
         cut[1] -= more[axis] as isize;
     }
     let y = match (&stride[..], &dilation[..]) {

@@ -73,7 +73,7 @@ fn dim(call: &Call<'_>) -> Result<isize> {
     Ok(call.integer(at(1, "dim"))?.unwrap_or(-1))
 }
 
-/// The input in the type that is asked for.
+/// The input, converted to the requested type.
 fn converted(call: &Call<'_>) -> Result<Var> {
     let x = call.var(INPUT)?;
     let dtype = call.element_type(named("dtype"))?.unwrap_or(x.value().dtype());
@@ -84,7 +84,7 @@ fn converted(call: &Call<'_>) -> Result<Var> {
     }
 }
 
-/// A layer without parameters.
+/// Calls a layer without parameters.
 fn module(call: &Call<'_>, module: &impl Module) -> Result<Vec<Output>> {
     one(module.forward(&call.pass, call.var(INPUT)?)?)
 }

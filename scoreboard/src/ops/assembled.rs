@@ -1,4 +1,4 @@
-//! Tensors put together, taken apart, turned and laid along diagonals.
+//! Tensors that are joined, split, rotated, and put on diagonals.
 
 use lowtide_autograd::{GridOrder, Var};
 use lowtide_tensor::Tensor;
@@ -108,7 +108,7 @@ pub(super) const OPS: Family = &[
     ("vstack", |call| one(Var::vstack(operands(call)?)?)),
 ];
 
-/// All operands: a list of them, or as many arguments.
+/// All operands: a list, or separate arguments.
 fn operands(call: &Call<'_>) -> Result<Vec<Var>> {
     const LIST: At = at(0, "tensors");
     if call.value(LIST).is_some_and(|value| value.is_array()) {
@@ -128,10 +128,10 @@ fn meshgrid(call: &Call<'_>) -> Result<Vec<Output>> {
     Ok(points.into_iter().map(Output::Var).collect())
 }
 
-/// Matrices along two new dimensions, with the last one of `x` on a diagonal.
+/// Matrices in two new dimensions, with the last dimension of `x` on a diagonal.
 fn embedded(x: Var, offset: isize, dims: [isize; 2]) -> Result<Var> {
     let Some((&len, before)) = x.shape().split_last() else {
-        // An error of lowtide's, for a number.
+        // lowtide's error for a tensor without dimensions.
         return Ok(x.diagonal(offset, 0, 1)?);
     };
     let side = len + offset.unsigned_abs();
@@ -141,7 +141,7 @@ fn embedded(x: Var, offset: isize, dims: [isize; 2]) -> Result<Var> {
     Ok(y.movedims(&[-2, -1], &dims)?)
 }
 
-/// Equal parts along a dimension, or parts between places.
+/// Equal parts along a dimension, or parts between given places.
 fn split_along(call: &Call<'_>, dim: usize) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     let parts = at(1, "indices_or_sections");
@@ -156,7 +156,8 @@ fn split_along(call: &Call<'_>, dim: usize) -> Result<Vec<Output>> {
     split_at(call, x, dim, parts)
 }
 
-/// Splits along a dimension: into a number of parts, the first of which are longer, or at places.
+/// Splits along a dimension: at given places, or into a number of parts. If the parts cannot be
+/// equal, the first parts are longer.
 fn split_at(call: &Call<'_>, x: Var, dim: usize, parts: At) -> Result<Vec<Output>> {
     let Some(&len) = x.shape().get(dim) else { return Ok(vec![x.unbind(dim)?.remove(0).into()]) };
     let places: Vec<usize> = if call.value(parts).is_some_and(|value| value.is_array()) {

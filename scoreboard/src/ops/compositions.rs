@@ -1,4 +1,4 @@
-//! Functions that lowtide has no name for, as the few calls that say the same.
+//! Functions without a method in lowtide, as a few equivalent calls.
 
 use std::f64::consts::{LN_2, PI};
 
@@ -151,7 +151,7 @@ pub(super) const OPS: Family = &[
     ("sinc", |call| {
         let x = call.var(INPUT)?;
         let dtype = float_of(&x);
-        // Half types compute in f32: their angles would be rounded.
+        // Half types are computed in f32, because rounding would change their angles.
         let x = float(x, dtype.computed())?;
         let is_zero = x.value().eq_scalar(0.0)?;
         let angle = x.masked_fill(&is_zero, 1.0)?.mul_scalar(PI)?;
@@ -173,7 +173,7 @@ fn float(x: Var, dtype: DType) -> Result<Var> {
     Ok(x.pass().constant(x.value().to_dtype(dtype)?))
 }
 
-/// The cross product along a dimension of three, counted from either end.
+/// The cross product along a dimension of length 3. A negative dimension counts from the end.
 fn cross(call: &Call<'_>, [a, b]: [Var; 2], dim: isize) -> Result<Vec<Output>> {
     let len = |x: &Var| x.shape().get(from_first(dim, x.shape().len())).copied();
     if [&a, &b].map(len) != [Some(3); 2] || a.shape().len() != b.shape().len() {
@@ -185,7 +185,7 @@ fn cross(call: &Call<'_>, [a, b]: [Var; 2], dim: isize) -> Result<Vec<Output>> {
     one(left.sub(right)?)
 }
 
-/// Rounded to decimal places; a negative number of them is one before the point.
+/// Rounds to a number of decimal places. A negative number rounds before the decimal point.
 fn rounded(call: &Call<'_>) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     let decimals = call.integer(named("decimals"))?.unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Tensors out of nothing.
+//! Creation of tensors.
 
 use lowtide_tensor::{DType, Tensor};
 

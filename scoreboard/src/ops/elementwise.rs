@@ -173,7 +173,7 @@ fn closeness(call: &Call<'_>) -> Result<Closeness> {
     })
 }
 
-/// A result that is a truth value of Rust; the cases have tensors.
+/// A truth value as a tensor, because the cases have tensors.
 fn truth(call: &Call<'_>, is_true: bool) -> Result<Vec<Output>> {
     one(Tensor::from_slice(&call.device, [], &[is_true])?)
 }

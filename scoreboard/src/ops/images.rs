@@ -1,5 +1,4 @@
-//! Images, sequences and volumes in another size, points of images, shuffles, and windows of
-//! volumes.
+//! Resizing of images, sequences and volumes, sampling of images, shuffles, and windows of volumes.
 
 use lowtide_autograd::Var;
 use lowtide_nn::{
@@ -143,7 +142,7 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// A sample whose choices are numbers.
+/// Grid sampling with its modes given as numbers.
 fn by_number(call: &Call<'_>) -> Result<Vec<Output>> {
     let modes = [GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic];
     let paddings = [GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection];
@@ -155,7 +154,7 @@ fn by_number(call: &Call<'_>) -> Result<Vec<Output>> {
     sampled(call, GridOptions { mode, padding, corners: corners(call, at(4, "align_corners"))? })
 }
 
-/// Three numbers of things, of which one may stand for all.
+/// Three counts; a single count stands for all three.
 pub(super) fn triple(call: &Call<'_>, at: At, default: usize) -> Result<[usize; 3]> {
     match call.counts(at)?.as_deref() {
         None | Some([]) => Ok([default; 3]),
@@ -174,13 +173,13 @@ fn pool3d(call: &Call<'_>) -> Result<Pool3dGeometry> {
     Ok(Pool3dGeometry { kernel, stride, padding: triple(call, at(3, "padding"), 0)? })
 }
 
-/// Values back in their places; the size is what windows cover that fit, unless it is said.
+/// Unpooling. Without a given size, the size is the part that the windows cover.
 fn unpooled(call: &Call<'_>, rank: usize) -> Result<Vec<Output>> {
     let (x, is_batch) = batched(call, rank + 1)?;
     let places = call.constant(at(1, "indices"))?;
     let places = if is_batch { places } else { places.unsqueeze(0)? };
     if x.shape().len() != rank + 2 {
-        // An error of lowtide's, for another number of dimensions.
+        // lowtide's error for a wrong number of dimensions.
         return one(max_unpool(x, &places, &vec![1; rank])?);
     }
     let each = |at: At, default: &[usize]| -> Result<Vec<usize>> {
@@ -210,7 +209,7 @@ fn unpooled(call: &Call<'_>, rank: usize) -> Result<Vec<Output>> {
     unbatched(max_unpool(x, &places, &size)?, is_batch)
 }
 
-/// The numbers of windows; the input's own size where the argument is `None`.
+/// Numbers of windows; `None` in the argument stands for the input's own size.
 fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 3]> {
     const SIZE: At = at(1, "output_size");
     let Some(items) = call.value(SIZE).and_then(|value| value.as_array()) else {
@@ -227,7 +226,7 @@ fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 3]> {
     Ok(size)
 }
 
-/// The padding of PyTorch's words, the input padded further where it is not the same on both sides.
+/// Padding of PyTorch's words. If the sides differ, the input is padded here.
 fn same(call: &Call<'_>, x: Var, w: &Var, dilation: [usize; 3]) -> Result<(Var, [usize; 3])> {
     match call.text(at(4, "padding"))? {
         Some("valid") => Ok((x, [0; 3])),
@@ -281,7 +280,7 @@ pub(super) fn resized(call: &Call<'_>, mode: ResizeMode) -> Result<Vec<Output>> 
                 None => vec![call.number(factor)?.unwrap_or(1.0); count],
             };
             let len = |(from, factor): (&usize, &f64)| (*from as f64 * factor) as usize;
-            // Or means of windows, which have no factor.
+            // Means of windows have no factor either.
             if again || mode == ResizeMode::Area {
                 Sizes::To(x.shape()[2..].iter().zip(&factors).map(len).collect())
             } else {

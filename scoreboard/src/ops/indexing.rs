@@ -1,4 +1,4 @@
-//! Elements chosen by indices, sent to them, or found by their values.
+//! Elements gathered by indices, scattered to indices, or found by values.
 
 use lowtide_nn::{BagOptions, BagReduction, Bags, embedding_bag};
 use lowtide_tensor::{DType, Tensor};
@@ -56,7 +56,7 @@ pub(super) const OPS: Family = &[
                 Some(_) => return no_such(call, "mode"),
             },
             padding: match call.integer(named("padding_idx"))? {
-                // From the last row on.
+                // A negative row counts from the end.
                 Some(row) if row < 0 => table.shape()[0].checked_add_signed(row),
                 row => row.map(isize::unsigned_abs),
             },
@@ -130,12 +130,13 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// Indices, which lowtide wants as i64.
+/// An index argument, converted to i64 for lowtide.
 pub(super) fn index(call: &Call<'_>, at: At) -> Result<Tensor> {
     Ok(call.constant(at)?.to_dtype(DType::I64)?)
 }
 
-/// The places that are not 0, as many as the case says, which a simulated device cannot know.
+/// The places of elements that are not 0. A simulated device cannot count them, so the number comes
+/// from the case.
 fn nonzero(call: &Call<'_>) -> Result<Tensor> {
     let x = call.var(INPUT)?;
     if x.shape().is_empty() && call.flag(named("as_tuple"))?.unwrap_or(false) {

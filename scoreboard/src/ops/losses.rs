@@ -1,4 +1,4 @@
-//! Losses. lowtide's are sums with a count.
+//! Losses. A loss of lowtide is a sum with a count.
 
 use lowtide_autograd::Var;
 use lowtide_nn::{
@@ -27,10 +27,10 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.functional.cosine_embedding_loss", |call| {
         let [a, b] = [call.var(at(0, "input1"))?, call.var(at(1, "input2"))?];
-        // The target only chooses: its gradient is 0.
+        // The target only selects, so its gradient is 0.
         let target = call.var(at(2, "target"))?.into_value().to_dtype(a.value().dtype())?;
         let margin = call.number(named("margin"))?.unwrap_or(0.0);
-        // One pair is a batch of one.
+        // A single pair is a batch of one.
         let is_alone = a.shape().len() == 1;
         let (a, b, target) = if is_alone {
             (a.unsqueeze(0)?, b.unsqueeze(0)?, target.reshape([1])?)
@@ -52,7 +52,7 @@ pub(super) const OPS: Family = &[
         from_terms(call, terms::gaussian_nll(x, target, variance, options)?)
     }),
     ("nn.functional.hinge_embedding_loss", |call| {
-        // The target only chooses: its gradient is 0.
+        // The target only selects, so its gradient is 0.
         let (x, target) = (call.var(INPUT)?, call.var(TARGET)?.into_value());
         let margin = call.number(at(2, "margin"))?.unwrap_or(1.0);
         from_terms(call, terms::hinge_embedding(x, &target, margin)?)
@@ -60,7 +60,7 @@ pub(super) const OPS: Family = &[
     ("nn.functional.huber_loss", |call| {
         let delta = call.number(named("delta"))?.unwrap_or(1.0);
         if delta <= 0.0 {
-            // The function checks it, the formula does not.
+            // The function checks the delta, but the formula does not.
             let (x, target) = (call.var(INPUT)?, call.constant(TARGET)?);
             lowtide_nn::huber(x, &target, delta)?;
         }
@@ -90,7 +90,7 @@ pub(super) const OPS: Family = &[
             order: call.number(named("p"))?.unwrap_or(1.0),
             weight: weight.as_ref(),
         };
-        // One sample is a batch of one, also of one class.
+        // A single sample is a batch of one, also with one class.
         let is_alone = x.shape().len() < 2;
         let classes = x.shape().last().copied().unwrap_or(1);
         let (x, labels) =
@@ -140,7 +140,7 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.functional.triplet_margin_loss", triplet),
     ("nn.functional.triplet_margin_with_distance_loss", |call| {
-        // The samples' distance is that of the other one.
+        // The samples use the distance of the other triplet loss.
         call.value(named("distance_function"));
         triplet(call)
     }),
@@ -151,7 +151,7 @@ fn ctc(call: &Call<'_>) -> Result<Vec<Output>> {
     if x.shape().len() != 3 || targets.shape().len() != 2 {
         return no_form("one sample, or targets one after the other");
     }
-    // Lengths are tensors or lists.
+    // Lengths may be tensors or lists.
     let len = |at: At| {
         if call.value(at).is_some_and(serde_json::Value::is_array) {
             let lens = call.integers(at)?.unwrap_or_default();
@@ -167,7 +167,7 @@ fn ctc(call: &Call<'_>) -> Result<Vec<Output>> {
         zero_infinity: call.flag(named("zero_infinity"))?.unwrap_or(false),
     };
     let dtype = x.value().dtype();
-    // PyTorch's gradient is that of the logits, which logarithms of probabilities are, too.
+    // PyTorch's gradient is the gradient of logits. Logarithms of probabilities are logits too.
     let x = x.log_softmax(2)?;
     if call.text(named("reduction"))?.unwrap_or("mean") == "mean" {
         return reduced(call, lowtide_nn::ctc(x, &targets, [&steps, &lens], options)?, dtype);
@@ -187,7 +187,7 @@ fn triplet(call: &Call<'_>) -> Result<Vec<Output>> {
     from_terms(call, terms::triplet_margin(anchor, positive, negative, options)?)
 }
 
-/// Cross-entropy with classes, or with their probabilities.
+/// Cross-entropy with classes, or with probabilities of classes.
 fn of_logits(call: &Call<'_>, x: Var, place: At) -> Result<Vec<Output>> {
     let Some(target) = call.optional_var(place)? else { return no_form("no target") };
     let weight = call.optional_constant(named("weight"))?;
@@ -198,7 +198,7 @@ fn of_logits(call: &Call<'_>, x: Var, place: At) -> Result<Vec<Output>> {
         weight: weight.as_ref(),
     };
     let dtype = call.var(INPUT)?.value().dtype();
-    // One sample without a batch is a batch of one.
+    // A single sample is a batch of one.
     let is_alone = x.shape().len() == 1;
     let in_batch = |x: Var| if is_alone { x.unsqueeze(0) } else { Ok(x) };
     let (x, target) = (in_batch(x)?, in_batch(target)?);
@@ -208,7 +208,7 @@ fn of_logits(call: &Call<'_>, x: Var, place: At) -> Result<Vec<Output>> {
             let loss = soft_cross_entropy(x, target.value(), options)?;
             return reduced(call, loss, dtype);
         }
-        // The loss of each row has a gradient of the target, too.
+        // Only the loss of each row has a gradient of the target.
         let y = terms::soft_cross_entropy(x, target, options)?;
         let y = if is_alone { y.squeeze(0)? } else { y };
         return from_terms_in(call, y, dtype);
@@ -221,7 +221,8 @@ fn of_logits(call: &Call<'_>, x: Var, place: At) -> Result<Vec<Output>> {
     reduced(call, cross_entropy_with(x, target.value(), options)?, dtype)
 }
 
-/// By the fused head, or, for what it does not have, by the logits as a whole.
+/// The loss of an output layer, by the fused operation. Options that the fused operation lacks use
+/// the whole logits.
 fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
     const LABELS: At = at(2, "target");
     let [x, w] = [call.var(INPUT)?, call.var(at(1, "linear_weight"))?];
@@ -241,7 +242,7 @@ fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
     let (classes, rows) = (classes.to_vec(), classes.iter().product::<usize>());
     let logits = [&x.shape()[..x.shape().len().saturating_sub(1)], &classes].concat();
     let bias = bias.map(|bias| bias.reshape([rows])).transpose()?;
-    // The fused head has logits of half types in f32, too.
+    // The fused operation computes logits of half types in f32, too.
     let dtype = x.value().dtype().computed();
     let wide = |x: Var| x.to_dtype(dtype);
     let bias = bias.map(wide).transpose()?;
@@ -250,7 +251,7 @@ fn linear(call: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn linear_in_chunks(call: &Call<'_>) -> Result<Vec<Output>> {
-    // The option says how PyTorch cuts the product in pieces. lowtide chooses itself.
+    // The option sets how PyTorch splits the product. lowtide chooses its own split.
     call.value(named("options"));
     linear(call)
 }
@@ -268,7 +269,7 @@ fn pair(call: &Call<'_>, loss: PairLoss) -> Result<Vec<Output>> {
     reduced(call, pair_loss(x, &target, loss)?, dtype)
 }
 
-/// Terms with a factor for each, which lowtide leaves to a product.
+/// Terms times their weights. lowtide has no argument for the weights.
 fn weighted(call: &Call<'_>, terms: Var) -> Result<Vec<Output>> {
     let y = match call.optional_var(named("weight"))? {
         Some(weight) => terms.mul(weight)?,
@@ -281,14 +282,14 @@ fn is_unreduced(call: &Call<'_>) -> Result<bool> {
     Ok(call.text(named("reduction"))? == Some("none"))
 }
 
-/// Terms, their sum, or the sum over their number or the batch's size. Sums of half types are in
-/// f32, as those of losses.
+/// The terms, their sum, their mean, or their sum divided by the batch size. Sums of half types are
+/// in f32, as in lowtide's losses.
 fn from_terms(call: &Call<'_>, terms: Var) -> Result<Vec<Output>> {
     let dtype = terms.value().dtype();
     from_terms_in(call, terms, dtype)
 }
 
-/// [`from_terms`] with a result of another type.
+/// [`from_terms`] with the result in another type.
 fn from_terms_in(call: &Call<'_>, terms: Var, dtype: DType) -> Result<Vec<Output>> {
     if is_unreduced(call)? {
         return one(terms.to_dtype(dtype)?);
@@ -302,8 +303,8 @@ fn from_terms_in(call: &Call<'_>, terms: Var, dtype: DType) -> Result<Vec<Output
     reduced(call, Loss { sum: terms.to_dtype(dtype.computed())?.sum_all()?, count }, dtype)
 }
 
-/// The sum, the mean, or the sum over the batch's size. Those of half types are in f32 in lowtide,
-/// and in the input's type in PyTorch.
+/// The sum, the mean, or the sum divided by the batch size. The result of half types is f32 in
+/// lowtide, and the input's type in PyTorch.
 fn reduced(call: &Call<'_>, loss: Loss, dtype: DType) -> Result<Vec<Output>> {
     let y = match call.text(named("reduction"))?.unwrap_or("mean") {
         "sum" => loss.sum,

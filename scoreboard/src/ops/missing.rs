@@ -4,16 +4,17 @@
 /// Names without a call, with the reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Missing {
-    /// The reason why it is missing.
+    /// The reason why there is no call.
     pub reason: &'static str,
     /// True if trainings of networks use the operations, so that lowtide should have them.
     pub to_build: bool,
-    /// The names, separated by spaces; one that ends in `*` stands for all that begin so.
+    /// The names, separated by spaces. A name that ends in `*` stands for all names with this
+    /// prefix.
     pub names: &'static str,
 }
 
-/// Errors of the peer that have a meaning in lowtide: the operation, a part of the peer's message,
-/// and the meaning.
+/// Arguments that are an error in the peer and have a meaning in lowtide: the operation, a part of
+/// the peer's message, and the meaning.
 pub(super) const MEANINGS: &[(&str, &str, &str)] = &[
     ("arange", "inconsistent with step", "a range whose steps lead away from its end is empty"),
     ("nn.BatchNorm1d", "eps must be positive", "an eps of 0 divides by the deviation itself"),
@@ -30,8 +31,8 @@ pub(super) const MEANINGS: &[(&str, &str, &str)] = &[
     ("nn.functional.rms_norm", "at least 1-dimensional", "each element is a row of its own"),
 ];
 
-/// Samples with another result in lowtide, as documented: the operation, the types (all if none are
-/// named), a part of the failure's words, and the difference.
+/// Samples with another result in lowtide, as documented: the operation, the types (all if empty),
+/// a part of the failure's text, and the difference.
 pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
     (
         "arange",
@@ -86,21 +87,21 @@ pub(super) const DIFFERENCES: &[(&str, &[&str], &str, &str)] = &[
     ),
 ];
 
-/// Cases that fail: the operation, the type, how many, and the cause. They count as failures, but a
-/// run that has no others is a good one.
+/// Known failures: the operation, the type, the number of cases, and the cause. The cases count as
+/// failures, but a run without other failures is good.
 pub(super) const FAILURES: &[(&str, &str, usize, &str)] = &[
-    // Gradient of the vector, operands not contiguous: 250 products. Summed in their order they are
-    // 3.1e-5 off f64 at worst, in PyTorch's several sums 1.5e-5.
+    // Gradient of the vector, operands not contiguous: 250 products. Summed in order they are at
+    // worst 3.1e-5 off f64; in PyTorch's several sums, 1.5e-5.
     ("matmul", "f32", 1, "a gradient is one sum of 250 products"),
-    // Gradient of w: 125 products. Summed in their order they are 4.6e-5 off f64 at worst, in four
-    // drawn orders 5.3 to 9.2e-5, in PyTorch's several sums 1.5e-5.
+    // Gradient of w: 125 products. Summed in order they are at worst 4.6e-5 off f64; in four random
+    // orders, 5.3 to 9.2e-5; in PyTorch's several sums, 1.5e-5.
     ("nn.functional.conv_transpose3d", "f32", 3, "a gradient is one sum of 125 products"),
-    // Gradient of the grid, operands not contiguous: 1.3e-5 off f64, PyTorch 1.1e-5. Over 48
-    // neighbours 1.20 and 1.18e-5 in the mean; over 96 other cotangents 1.41 and 1.23e-5.
+    // Gradient of the grid, operands not contiguous: 1.3e-5 off f64, PyTorch 1.1e-5. The mean over
+    // 48 neighbours is 1.20e-5 and 1.18e-5; over 96 other cotangents, 1.41e-5 and 1.23e-5.
     ("nn.functional.grid_sample", "f32", 1, "roundings of sums that cancel, as far as PyTorch's"),
-    // The error is that of PyTorch's fused attention. dq in f16 is 3.8e-3 off (RMS), in PyTorch's
-    // fused attention 4.0e-3, in its unfused one, which computes in f32, 0.8e-3; in bf16 0.030,
-    // 0.031 and 0.007.
+    // PyTorch's fused attention has this error as well. In f16, dq is 3.8e-3 off (RMS); in
+    // PyTorch's fused attention, 4.0e-3; in its unfused attention, which computes in f32, 0.8e-3.
+    // In bf16 the numbers are 0.030, 0.031 and 0.007.
     ("nn.functional.scaled_dot_product_attention", "bf16", 1, "Σ dy·y is of y rounded to bf16"),
     ("nn.functional.scaled_dot_product_attention", "f16", 1, "Σ dy·y is of y rounded to f16"),
     // Gradient of w, element 6: lowtide is 2e-6 off f64, PyTorch 2.1e-4, with terms up to 0.94.
@@ -219,7 +220,7 @@ pub const MISSING: &[Missing] = &[
 ];
 
 impl Missing {
-    /// True if a name is among the names.
+    /// True if `names` contains the name, or a pattern `prefix*` that the name matches.
     pub fn has(&self, name: &str) -> bool {
         self.names.split_whitespace().any(|entry| match entry.strip_suffix('*') {
             Some(start) => name.starts_with(start),

@@ -26,7 +26,7 @@ use crate::onnx;
 
 pub use missing::{MISSING, Missing};
 
-/// The call: arguments to results.
+/// The call for a name: maps arguments to results.
 pub type Adapter = fn(&Call<'_>) -> Result<Vec<Output>>;
 
 /// The names of a family with their calls.
@@ -57,7 +57,7 @@ const FAMILIES: [Family; 22] = [
     windows::OPS,
 ];
 
-/// The first argument of nearly all.
+/// The first argument of most operations.
 const INPUT: At = at(0, "input");
 
 /// The call for a name.
@@ -71,17 +71,17 @@ pub fn find(op: &str) -> Option<Adapter> {
     all.into_iter().find(|(name, _)| *name == op).map(|(_, adapter)| *adapter)
 }
 
-/// Every name of `opinfo` that there is a call for.
+/// Every name of `opinfo` with a call.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().copied().flatten().map(|(name, _)| *name)
 }
 
-/// Every name of `optiminfo` that there is an optimizer for.
+/// Every name of `optiminfo` with an optimizer.
 pub fn optimizers() -> impl Iterator<Item = &'static str> {
     optimizers::OPS.iter().map(|(name, _)| *name)
 }
 
-/// Every name of `moduleinfo` that there is a layer for.
+/// Every name of `moduleinfo` with a layer.
 pub fn modules() -> impl Iterator<Item = &'static str> {
     let layers = modules::layers().map(|(name, _)| *name);
     modules::FUNCTIONS.iter().map(|(name, _)| *name).chain(layers)
@@ -92,14 +92,14 @@ pub fn missing(name: &str) -> Option<&'static Missing> {
     MISSING.iter().chain(onnx::MISSING).find(|missing| missing.has(name))
 }
 
-/// The number of cases of an operation in a type that are known to fail, and the reason.
+/// The number of cases of an operation and type that are known to fail, and the reason.
 pub fn known_failures(op: &str, dtype: &str) -> (usize, &'static str) {
     let mut failures = missing::FAILURES.iter().chain(onnx::FAILURES);
     let known = failures.find(|(of, in_type, ..)| *of == op && *in_type == dtype);
     known.map_or((0, "not known"), |(_, _, count, why)| (*count, *why))
 }
 
-/// The documented difference to the peer that explains a sample's failure, if there is one.
+/// The documented difference from the peer that explains a sample's failure, if there is one.
 pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
     let differences = missing::DIFFERENCES.iter().chain(onnx::DIFFERENCES);
     let known = differences.filter(|(op, types, part, _)| {
@@ -109,7 +109,7 @@ pub fn documented_difference(case: &Case, why: &str) -> Option<&'static str> {
     known.map(|(.., text)| *text).next()
 }
 
-/// The meaning in lowtide of arguments that are an error in the peer, if they have one.
+/// The meaning in lowtide of arguments that are an error in the peer, if there is one.
 pub fn meaning_of_error(case: &Case) -> Option<&'static str> {
     let (_, message) = case.raises.as_ref()?;
     let meanings = missing::MEANINGS.iter();

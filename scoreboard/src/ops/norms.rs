@@ -14,7 +14,7 @@ pub(super) const OPS: Family = &[
     ("cdist", |call| {
         let [x, y] = [call.var(at(0, "x1"))?, call.var(at(1, "x2"))?];
         let order = call.number(at(2, "p"))?.unwrap_or(2.0);
-        // The option chooses a product of matrices in PyTorch. lowtide has none here.
+        // The option selects a matrix product in PyTorch. lowtide has no such option.
         call.value(at(3, "compute_mode"));
         one(x.cdist(y, order)?)
     }),
@@ -66,7 +66,7 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.functional.instance_norm", |call| {
         let x = call.var(INPUT)?;
-        // Each sample's own statistics are used: running ones are not among the results.
+        // Each sample's own statistics are used; running statistics are not among the results.
         call.optional_constant(at(1, "running_mean"))?;
         call.optional_constant(at(2, "running_var"))?;
         call.number(at(6, "momentum"))?;
@@ -99,7 +99,7 @@ pub(super) const OPS: Family = &[
         let eps = call.number(at(3, "eps"))?.unwrap_or(1e-12);
         let x = call.var(INPUT)?;
         if x.shape().is_empty() {
-            // A number is a vector of one.
+            // A number is a vector of length 1.
             return one(normalize(x.reshape([1])?, order, axis, eps)?.reshape([])?);
         }
         one(normalize(x, order, axis, eps)?)
@@ -115,7 +115,7 @@ pub(super) const OPS: Family = &[
     ("nn.functional.rms_norm", |call| {
         let (x, shape) = (call.var(INPUT)?, normalized_shape(call)?);
         let w = call.optional_var(at(2, "weight"))?;
-        // The spacing of the type at 1; for the half types that of f32, which they are computed in.
+        // The spacing of the type at 1. Half types are computed in f32 and use the spacing of f32.
         let default =
             if x.value().dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
         let eps = call.number(at(3, "eps"))?.unwrap_or(default);
@@ -130,7 +130,7 @@ fn normalized_shape(call: &Call<'_>) -> Result<Vec<usize>> {
     let shape = call.counts(SHAPE)?.unwrap_or_default();
     let x = call.var(INPUT)?;
     if !x.shape().ends_with(&shape) {
-        // lowtide takes their number and the parameters' shapes instead.
+        // lowtide takes the number of dimensions and the shapes of the parameters instead.
         return no_such(call, "a shape to normalise over");
     }
     Ok(shape)
@@ -144,7 +144,7 @@ fn attention(call: &Call<'_>) -> Result<Vec<Output>> {
     }
     let causal = call.flag(at(5, "is_causal"))?.unwrap_or(false);
     let scale = call.number(named("scale"))?;
-    // Groups of heads that share keys are told by the shapes.
+    // The shapes determine the groups of heads that share keys.
     call.flag(named("enable_gqa"))?;
     let causal = if causal { Causal::UpperLeft } else { Causal::No };
     let options = AttentionOptions { causal, scale, dropout: None };

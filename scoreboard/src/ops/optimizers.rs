@@ -153,7 +153,7 @@ fn number(call: &Call<'_>, name: &'static str, default: f64) -> Result<f64> {
     Ok(call.number(named(name))?.unwrap_or(default))
 }
 
-/// Two numbers.
+/// An argument of two numbers.
 fn pair(call: &Call<'_>, name: &'static str, default: [f64; 2]) -> Result<[f64; 2]> {
     let pair = call.value(named(name)).and_then(|value| value.as_array());
     match pair.map(Vec::as_slice) {
@@ -166,7 +166,7 @@ fn pair(call: &Call<'_>, name: &'static str, default: [f64; 2]) -> Result<[f64; 
     }
 }
 
-/// Weight decay where a flag says whether it is decoupled.
+/// Weight decay, decoupled if a flag is set.
 fn decay(call: &Call<'_>) -> Result<WeightDecay> {
     let decay = number(call, "weight_decay", 0.0)?;
     Ok(match call.flag(named("decoupled_weight_decay"))? {

@@ -1,4 +1,4 @@
-//! Places named by several indices, reductions where elements are sent, and parts replaced.
+//! Places from several indices, scatter reductions, and replacement of parts.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{Arrival, DType, Existing, ScatterReduction, Tensor};
@@ -27,7 +27,7 @@ pub(super) const OPS: Family = &[
         let index = index(call, at(2, "index"))?;
         let value = at(3, "value");
         match call.value(value).and_then(|value| call.var_of(value)) {
-            // A value with a gradient is one that is copied.
+            // A value with a gradient is copied to the places.
             Some(value) => {
                 let mut slices = x.shape().to_vec();
                 let rank = slices.len();
@@ -46,7 +46,7 @@ pub(super) const OPS: Family = &[
             let index = index.into_value();
             match index.dtype() {
                 DType::Bool => {
-                    // The count comes from the values. A simulated device gets the recorded one.
+                    // The count comes from the values. A simulated device gets the recorded count.
                     let axes: Vec<usize> = (0..index.shape().len()).collect();
                     let count = match call.numbers_of(&index.count_nonzero(&axes)?)? {
                         Numbers::Integers(count) => {
@@ -119,12 +119,12 @@ fn along(x: &Var, dim: isize) -> usize {
     x.shape().get(axis).copied().unwrap_or(0)
 }
 
-/// A place that counts from the end if it is negative.
+/// A place counted from the first; a negative place counts from the end.
 fn from_first(place: isize, len: usize) -> usize {
     if place < 0 { len.saturating_add_signed(place) } else { place.unsigned_abs() }
 }
 
-/// The reduction, and what becomes of the elements that are there.
+/// The reduction, and the treatment of existing elements.
 fn how(call: &Call<'_>) -> Result<(ScatterReduction, Existing)> {
     let reduction = match call.text(at(4, "reduce"))? {
         Some("sum") => ScatterReduction::Sum,
@@ -154,12 +154,13 @@ fn index_reduce(call: &Call<'_>) -> Result<Vec<Output>> {
     one(x.index_reduce(dim, &index, source, reduction, existing)?)
 }
 
-/// Brackets: whole numbers and slices are views; lists and tensors name places together, which
-/// stand where the dimensions did if those are neighbours, else in front.
+/// Indexing by brackets. Whole numbers and slices make views. Lists and tensors select places
+/// together. If the indexed dimensions are adjacent, the dimension of the places replaces them;
+/// otherwise the dimension of the places comes first.
 fn getitem(call: &Call<'_>) -> Result<Vec<Output>> {
     let place = at(1, "key");
     let key = call.value(place).cloned().unwrap_or_default();
-    // Numbers alone are one list of places.
+    // A key of numbers alone is one list of places.
     let is_tuple = key.as_array().is_some_and(|items| !items.iter().all(Value::is_i64));
     let items = if is_tuple { key.as_array().cloned().unwrap_or_default() } else { vec![key] };
     let mut x = call.var(INPUT)?;
@@ -204,7 +205,7 @@ fn getitem(call: &Call<'_>) -> Result<Vec<Output>> {
     one(y)
 }
 
-/// The indices that a list or a tensor of the key stands for; of a mask, one for each dimension.
+/// The indices of a list or tensor in the key; for a mask, one index tensor for each dimension.
 fn places(call: &Call<'_>, place: At, item: &Value) -> Result<Vec<Tensor>> {
     if let Some(index) = call.var_of(item) {
         let index = index.into_value();

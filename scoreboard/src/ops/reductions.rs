@@ -7,7 +7,7 @@ use super::{Family, INPUT};
 use crate::call::{At, Call, Output, Result, Stop, at, named, one};
 use crate::outcome::Reason;
 
-/// A reduction over dimensions whose result has a gradient.
+/// A reduction over dimensions, whose result has a gradient.
 macro_rules! over {
     ($($name:literal $drop:ident $keep:ident)*) => {
         &[$(($name, |call| {
@@ -18,7 +18,7 @@ macro_rules! over {
     };
 }
 
-/// One whose result has none.
+/// A reduction over dimensions, whose result has no gradient.
 macro_rules! over_values {
     ($($name:literal $drop:ident $keep:ident)*) => {
         &[$(($name, |call| {
@@ -30,7 +30,7 @@ macro_rules! over_values {
     };
 }
 
-/// The largest or smallest along a dimension, and where it stands.
+/// The maximum or minimum along a dimension, and its place.
 macro_rules! extremes {
     ($call:ident, $drop:ident, $keep:ident) => {{
         let x = $call.var(INPUT)?;
@@ -110,7 +110,7 @@ pub(super) const OPS: Family = &[
         one(if keep { x.norm_keep(&axes, order)? } else { x.norm(&axes, order)? })
     }),
     ("norm/fro", |call| {
-        // The word for order 2 of all dimensions.
+        // The argument is the word for order 2.
         call.value(at(1, "p"));
         let (x, axes, keep) = over(call, at(2, "dim"), at(3, "keepdim"))?;
         one(if keep { x.norm_keep(&axes, 2.0)? } else { x.norm(&axes, 2.0)? })
@@ -150,7 +150,7 @@ pub(super) const OPS: Family = &[
         let dim = axis(call, at(2, "dim"), &x)?.unwrap_or(-1);
         check_dimension(&x, dim)?;
         let largest = call.flag(at(3, "largest"))?.unwrap_or(true);
-        // Sorted in any case.
+        // lowtide always sorts.
         call.flag(at(4, "sorted"))?;
         let order = if largest { SortOrder::Descending } else { SortOrder::Ascending };
         let (values, places) = x.topk(k, dim, order)?;
@@ -186,7 +186,8 @@ fn all_axes(x: &Var) -> Vec<isize> {
     (0..x.shape().len() as isize).collect()
 }
 
-/// Dimension 0 of a tensor without dimensions, which PyTorch takes for one of length 1.
+/// Checks that a tensor without dimensions is not reduced along dimension 0. PyTorch treats such a
+/// tensor as having one dimension of length 1.
 fn check_dimension(x: &Var, dim: isize) -> Result<()> {
     if x.shape().is_empty() && (-1..=0).contains(&dim) {
         return Err(Stop::NotApplicable(Reason::NoDimensions, format!("dimension {dim}")));
@@ -201,7 +202,8 @@ pub(super) fn axis(call: &Call<'_>, at: At, x: &Var) -> Result<Option<isize>> {
     Ok(dim)
 }
 
-/// The dimensions to reduce, all if none are given, and whether they stay.
+/// The operand, the dimensions to reduce (all if none are given), and true if the dimensions are
+/// kept.
 pub(super) fn over(call: &Call<'_>, dims: At, keep: At) -> Result<(Var, Vec<isize>, bool)> {
     let x = call.var(INPUT)?;
     let axes = call.integers(dims)?.filter(|axes| !axes.is_empty());
@@ -210,7 +212,7 @@ pub(super) fn over(call: &Call<'_>, dims: At, keep: At) -> Result<(Var, Vec<isiz
     Ok((x, axes, call.flag(keep)?.unwrap_or(false)))
 }
 
-/// The operand in the type that it is to be reduced in.
+/// The operand in the type of the reduction.
 pub(super) fn converted(call: &Call<'_>, x: Var) -> Result<Var> {
     match call.element_type(named("dtype"))? {
         None => Ok(x),
@@ -219,7 +221,7 @@ pub(super) fn converted(call: &Call<'_>, x: Var) -> Result<Var> {
     }
 }
 
-/// The result in the type that was asked for, which of integers would be i64 else.
+/// The result in the requested type. Without a requested type, a reduction of integers gives i64.
 pub(super) fn in_type(call: &Call<'_>, y: Var) -> Result<Vec<Output>> {
     match call.element_type(named("dtype"))? {
         Some(dtype) if dtype != y.value().dtype() => one(y.value().to_dtype(dtype)?),
@@ -227,7 +229,7 @@ pub(super) fn in_type(call: &Call<'_>, y: Var) -> Result<Vec<Output>> {
     }
 }
 
-/// PyTorch's truth values about bytes are bytes.
+/// `y` as bytes if `x` has bytes and `y` has truth values, as in PyTorch.
 fn byte_for_byte(x: &Tensor, y: Tensor) -> Result<Tensor> {
     match (x.dtype(), y.dtype()) {
         (DType::U8, DType::Bool) => Ok(y.to_dtype(DType::U8)?),
@@ -239,7 +241,7 @@ fn sorted(call: &Call<'_>) -> Result<(Var, isize, SortOrder)> {
     let x = call.var(INPUT)?;
     let dim = axis(call, at(1, "dim"), &x)?.unwrap_or(-1);
     check_dimension(&x, dim)?;
-    // Every sort is.
+    // Every sort of lowtide is stable.
     call.flag(named("stable"))?;
     let descending = call.flag(at(2, "descending"))?.unwrap_or(false);
     Ok((x, dim, if descending { SortOrder::Descending } else { SortOrder::Ascending }))

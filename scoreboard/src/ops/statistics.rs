@@ -1,4 +1,4 @@
-//! Elements by rank, running extremes, counts, distances and covariances.
+//! Ranked elements, running extremes, counts, distances and covariances.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::{
@@ -12,7 +12,7 @@ use super::{Family, INPUT};
 use crate::call::{At, Call, Output, Result, Stop, at, named, no_form, one};
 use crate::outcome::Reason;
 
-/// A value along a dimension and its place, or that of all elements.
+/// A value along a dimension and its place, or the value among all elements.
 macro_rules! ranked {
     ($call:ident, $all:ident, $drop:ident, $keep:ident) => {{
         let x = $call.var(INPUT)?;
@@ -35,7 +35,7 @@ pub(super) const OPS: Family = &[
     }),
     ("bincount", |call| {
         let x = call.var(INPUT)?.value().to_dtype(DType::I64)?;
-        // Weights of other types are f64 in PyTorch.
+        // PyTorch computes weights of other types in f64.
         let weights = match call.optional_constant(at(1, "weights"))? {
             Some(weights) if weights.dtype() != DType::F32 => Some(weights.to_dtype(DType::F64)?),
             weights => weights,
@@ -166,14 +166,15 @@ pub(super) const OPS: Family = &[
     }),
     ("trace", |call| one(call.var(INPUT)?.trace()?)),
     ("unique", |call| {
-        // They are in any case, as PyTorch's are on the CPU.
+        // The result is always sorted, as in PyTorch on the CPU.
         call.flag(at(1, "sorted"))?;
         unique(call, Tensor::unique)
     }),
     ("unique_consecutive", |call| unique(call, Tensor::unique_consecutive)),
 ];
 
-/// A tensor without dimensions, which PyTorch takes for one with a dimension of length 1.
+/// Checks that a tensor has dimensions. PyTorch treats a tensor without dimensions as having one
+/// dimension of length 1.
 fn check_dimension(x: &Var) -> Result<()> {
     if x.shape().is_empty() {
         return Err(Stop::NotApplicable(Reason::NoDimensions, "the last dimension".to_owned()));
@@ -187,7 +188,7 @@ fn side(call: &Call<'_>) -> Result<Side> {
     Ok(if is_right { Side::Right } else { Side::Left })
 }
 
-/// Places in the type that is asked for.
+/// Places in the requested type.
 fn narrowed(call: &Call<'_>, places: Tensor) -> Result<Tensor> {
     let is_narrow = call.flag(named("out_int32"))?.unwrap_or(false);
     Ok(if is_narrow { places.to_dtype(DType::I32)? } else { places })
@@ -232,7 +233,7 @@ fn quantile(call: &Call<'_>, of: Quantile) -> Result<Vec<Output>> {
     one(if is_one { y.select(0, 0)? } else { y })
 }
 
-/// The norm of a matrix for a number or word.
+/// The matrix norm for a number or a word.
 fn matrix_order(call: &Call<'_>, place: At) -> Result<MatrixNorm> {
     if call.value(place).is_none_or(Value::is_string) {
         return match call.text(place)? {
@@ -256,7 +257,7 @@ fn of_matrix(x: Var, norm: MatrixNorm, axes: &[isize], keep: bool) -> Result<Var
     Ok(if keep { x.matrix_norm_keep(norm, axes)? } else { x.matrix_norm(norm, axes)? })
 }
 
-/// The norm of matrices over two dimensions, and of vectors otherwise.
+/// The matrix norm over two dimensions, otherwise the vector norm.
 fn linalg_norm(call: &Call<'_>) -> Result<Vec<Output>> {
     let order = at(1, "ord");
     let (x, axes, keep) = over(call, at(2, "dim"), at(3, "keepdim"))?;
@@ -277,7 +278,8 @@ type Different = fn(&Tensor, UniqueOptions) -> lowtide_tensor::TensorResult<Uniq
 fn unique(call: &Call<'_>, of: Different) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     let dim = axis(call, named("dim"), &x)?;
-    // The length of the values along what is compared, which a simulated device cannot know.
+    // Number of unique values along the compared dimension, from the case: a simulated device
+    // cannot count them.
     let case = call.case();
     let values = case.outputs.first().and_then(|output| case.tensor(output));
     let along = match dim {

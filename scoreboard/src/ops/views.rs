@@ -1,4 +1,4 @@
-//! Views, and tensors put together or moved along their dimensions.
+//! Views; tensors that are joined, or whose dimensions are moved.
 
 use lowtide_autograd::Var;
 use lowtide_tensor::PadMode;
@@ -188,12 +188,12 @@ fn several(vars: Vec<Var>) -> Result<Vec<Output>> {
     Ok(vars.into_iter().map(Output::Var).collect())
 }
 
-/// A place counted from the first on; one that is not there stays out of range.
+/// A place counted from the first. A place that does not exist stays out of range.
 pub(super) fn from_first(place: isize, len: usize) -> usize {
     if place < 0 { len.wrapping_add_signed(place) } else { place.unsigned_abs() }
 }
 
-/// The length of a dimension, 0 if it is not there.
+/// The length of a dimension; 0 if there is no such dimension.
 fn dimension(x: &Var, dim: isize) -> usize {
     x.shape().get(from_first(dim, x.shape().len())).copied().unwrap_or(0)
 }
@@ -201,7 +201,7 @@ fn dimension(x: &Var, dim: isize) -> usize {
 fn expand(call: &Call<'_>) -> Result<Vec<Output>> {
     let x = call.var(INPUT)?;
     let sizes = call.integers(at(1, "size"))?.unwrap_or_default();
-    // -1 leaves a dimension as it is.
+    // -1 keeps the length of a dimension.
     let before = sizes.len().saturating_sub(x.shape().len());
     let kept = |index: usize| index.checked_sub(before).map_or(0, |index| x.shape()[index]);
     let sizes = sizes.iter().enumerate();
@@ -210,13 +210,13 @@ fn expand(call: &Call<'_>) -> Result<Vec<Output>> {
     one(x.expand(&sizes[..])?)
 }
 
-/// A shape in which -1 stands for what is left.
+/// A shape in the arguments, where -1 stands for the remaining elements.
 fn sizes(call: &Call<'_>, x: &Var) -> Result<Vec<usize>> {
     let sizes = call.integers(at(1, "shape"))?.unwrap_or_default();
     with_the_rest(call, &sizes, x.shape().element_count())
 }
 
-/// Sizes in which -1 stands for what is left of `len` elements.
+/// Sizes, where -1 stands for the rest of `len` elements.
 fn with_the_rest(call: &Call<'_>, sizes: &[isize], len: usize) -> Result<Vec<usize>> {
     let known: usize = sizes.iter().filter_map(|&size| usize::try_from(size).ok()).product();
     if known == 0 && sizes.iter().any(|&size| size < 0) {
@@ -284,12 +284,12 @@ fn squeeze(call: &Call<'_>) -> Result<Vec<Output>> {
     let mut x = call.var(INPUT)?;
     let dims = match call.integers(DIM)? {
         Some(dims) if !x.shape().is_empty() => dims,
-        // A tensor without dimensions stays, whatever is named.
+        // A tensor without dimensions stays unchanged for every `dim`.
         Some(_) => Vec::new(),
         None => (0..x.shape().len() as isize).collect(),
     };
     let dims: Vec<usize> = dims.iter().map(|&dim| from_first(dim, x.shape().len())).collect();
-    // Longer dimensions stay too.
+    // Dimensions longer than 1 are kept.
     let mut dims: Vec<usize> =
         dims.into_iter().filter(|&dim| x.shape().get(dim) == Some(&1)).collect();
     dims.sort_unstable();

@@ -1,4 +1,4 @@
-//! Convolutions, pooling, and images in another size.
+//! Convolutions, pooling, and resizing of images.
 
 use std::num::NonZeroUsize;
 
@@ -131,7 +131,7 @@ pub(super) const OPS: Family = &[
         };
         let dilation = call.single(at(4, "dilation"), 1)?;
         let rounding = rounding(call, at(5, "ceil_mode"))?;
-        // An image one row high.
+        // The sequence is an image with one row.
         let (kernel, stride, padding) = (window.kernel, window.stride, window.padding);
         let image =
             Pool2dGeometry { kernel: [1, kernel], stride: [1, stride], padding: [0, padding] };
@@ -170,7 +170,7 @@ pub(super) const OPS: Family = &[
     ("nn.functional.upsample_nearest", |call| resized(call, Interpolation::Nearest)),
 ];
 
-/// The input with a batch dimension, and whether it came with one; `rank` is that of a sample.
+/// The input with a batch dimension, and true if the input had one. A sample has `rank` dimensions.
 pub(super) fn batched(call: &Call<'_>, rank: usize) -> Result<(Var, bool)> {
     let x = call.var(INPUT)?;
     if x.shape().len() == rank { Ok((x.unsqueeze(0)?, false)) } else { Ok((x, true)) }
@@ -207,7 +207,7 @@ pub(super) fn averages(call: &Call<'_>) -> Result<AvgPool> {
     Ok(AvgPool { divisor, rounding: rounding(call, at(4, "ceil_mode"))? })
 }
 
-/// A result and places, without the batch dimension if the input came without.
+/// A result and its places, without the batch dimension if the input had none.
 pub(super) fn with_places(y: Var, places: Tensor, is_batch: bool) -> Result<Vec<Output>> {
     let mut outputs = unbatched(y, is_batch)?;
     outputs.push(if is_batch { places.into() } else { places.squeeze(0)?.into() });
@@ -221,7 +221,7 @@ fn one_size(call: &Call<'_>) -> Result<usize> {
     }
 }
 
-/// The numbers of windows; the input's own size where the argument is `None`.
+/// Numbers of windows; `None` in the argument stands for the input's own size.
 fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 2]> {
     const SIZE: At = at(1, "output_size");
     let own = [2, 1].map(|back| x.shape().iter().rev().nth(back - 1).copied().unwrap_or(1));
@@ -235,7 +235,7 @@ fn adaptive_size(call: &Call<'_>, x: &Var) -> Result<[usize; 2]> {
     Ok([size(height, own[0])?, size(width, own[1])?])
 }
 
-/// The padding on both sides, and the input padded further where it is not the same on both.
+/// The padding on both sides. If the sides differ, the input is padded here.
 fn padded<const N: usize>(
     call: &Call<'_>,
     x: Var,

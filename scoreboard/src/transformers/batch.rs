@@ -1,4 +1,4 @@
-//! The tensors of a step. What nothing reads is reported, never ignored.
+//! The tensors of a step. A tensor that no code reads is reported, never ignored.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
-//! Models of the `transformers` package, as `lowtide-pretrained` reads them from the files that its
-//! `save_pretrained` writes.
+//! Models of the `transformers` package, read by `lowtide-pretrained` from the files of
+//! `save_pretrained`.
 //!
-//! A run is ten steps of AdamW. Each of its quantities is a case: logits and loss of a step,
-//! gradients of the first and the last step, and the buffers after the last.
+//! A run is ten steps of AdamW. Each quantity of a run is a case: logits and loss of a step,
+//! gradients of the first and the last step, and the buffers after the last step.
 
 mod batch;
 mod models;
@@ -24,7 +24,7 @@ pub use run::lines;
 /// The suite's name.
 pub const SUITE: &str = "transformers";
 
-/// The models that the lines of a suite are about; none but for this suite.
+/// The models in the lines of this suite; empty for another suite.
 pub(crate) fn models<'a>(suite: &str, lines: &'a [Line]) -> BTreeSet<&'a str> {
     let lines = if suite == SUITE { lines } else { &[] };
     lines.iter().filter_map(|line| Some(line.op.split_once(' ')?.0)).collect()
@@ -35,7 +35,7 @@ pub(crate) fn is_of(line: &Line, model: &str) -> bool {
     line.op.split_once(' ').is_some_and(|(name, _)| name == model)
 }
 
-/// A model, as its configuration describes it.
+/// A model of a configuration.
 trait Net: Parameters {
     /// The results for a batch, and its loss.
     fn forward(&self, pass: &Pass, batch: &Batch) -> Result<Step>;
@@ -43,7 +43,7 @@ trait Net: Parameters {
     /// Reads the weights of a folder.
     fn load(&mut self, folder: &Path) -> Result<()>;
 
-    /// A gradient of the parameter `name` as files would have it.
+    /// The gradient of the parameter `name` in the layout of the file.
     fn in_file(&self, name: &str, gradient: Tensor) -> Result<Tensor> {
         let _ = name;
         Ok(gradient)
@@ -53,6 +53,6 @@ trait Net: Parameters {
 /// The results of a model in a step.
 struct Step {
     logits: Var,
-    /// The mean over the targets.
+    /// The mean loss over the targets.
     loss: Var,
 }

@@ -1,4 +1,4 @@
-//! The models of a configuration, and what they make of a batch.
+//! The models of a configuration, and their losses.
 
 use std::path::Path;
 
@@ -16,10 +16,10 @@ use super::{Net, Step};
 use crate::call::{Result, Stop};
 use crate::outcome::Reason;
 
-/// Weights are loaded: what layers begin with does not matter.
+/// The key of initial weights, which the loaded weights replace.
 pub(super) const KEY: RandomKey = RandomKey::new(0);
 
-/// The model of the `config.json` in `folder`, whose entries are `text`.
+/// The model for the `config.json` in `folder`, whose text is `text`.
 pub(super) fn net(
     device: &Device,
     folder: &Path,
@@ -41,7 +41,7 @@ pub(super) fn net(
     }
 }
 
-/// The files of a model, and the place and type of its parameters.
+/// The files of a model, and the device and type of its parameters.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     device: &'a Device,
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// Checks that dropout probabilities are 0: no two libraries drop the same.
+/// Checks that dropout probabilities are 0, because no two libraries drop the same values.
 fn no_dropout(entries: &Map<String, Value>) -> Result<()> {
     let drops = |(name, value): &(&String, &Value)| {
         let is_of_head = name.starts_with("classifier") || name.starts_with("summary");
@@ -81,7 +81,7 @@ fn no_dropout(entries: &Map<String, Value>) -> Result<()> {
     }
 }
 
-/// Entries that lowtide does not support are no failure.
+/// Entries that lowtide does not support are not failures.
 fn stop(error: PretrainedError) -> Stop {
     match error {
         PretrainedError::Entry { entry, problem: EntryProblem::Unsupported { .. }, .. } => {
@@ -103,7 +103,7 @@ impl Net for Decoder {
         load(self, folder).map_err(stop)
     }
 
-    /// GPT-2 has the weights of its layers as `[inputs, outputs]`.
+    /// The files of GPT-2 have weights as `[inputs, outputs]`.
     fn in_file(&self, name: &str, gradient: Tensor) -> Result<Tensor> {
         let is_weight = name.contains(".h.") && gradient.shape().len() == 2;
         match self.shape().family {
@@ -186,7 +186,7 @@ fn classes(logits: Var, labels: &Tensor) -> Result<Step> {
     Ok(Step { loss: cross_entropy(logits.clone(), labels)?.mean()?, logits })
 }
 
-/// `logits: [B, T, V], labels: [B, T]`
+/// The mean loss over all positions, for `logits: [B, T, V], labels: [B, T]`.
 fn mean_over_positions(logits: Var, labels: &Tensor) -> Result<Var> {
     let (batch, len, vocabulary) = (logits.shape()[0], logits.shape()[1], logits.shape()[2]);
     let rows = logits.reshape([batch * len, vocabulary])?;

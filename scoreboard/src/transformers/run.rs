@@ -1,4 +1,4 @@
-//! Trains a model as the peer did, on the real and the simulated device, and compares.
+//! Trains a model like the peer, on the real and the simulated device, and compares.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::outcome::{Law, Outcome, Verdict};
 use crate::report::Line;
 use crate::run::{allocations, cpu, guarded, sim};
 
-/// The subject of a case: a quantity of the run, and the step.
+/// The subject of a case: the name of a quantity, and the step.
 type Quantity = (&'static str, usize);
 
 /// Tensors of a quantity, by name.
@@ -116,7 +116,7 @@ impl Run<'_> {
         all
     }
 
-    /// The steps of the run.
+    /// Runs the steps and returns the quantities.
     fn train(&self, device: &Device) -> Result<Found> {
         let weights = self.case.options.get("folder").and_then(Value::as_str).unwrap_or_default();
         let folder = self.folder.join(weights);
@@ -182,7 +182,7 @@ impl Run<'_> {
         Ok(Batch::new(tensors))
     }
 
-    /// Compares all tensors of a quantity with the peer's, or with the ones in f64.
+    /// Compares all tensors of a quantity with the peer's tensors, or with the tensors in f64.
     fn judge(&self, found: &Named, expected: &Expected, truth: Option<&Expected>) -> Outcome {
         if let Some(name) = found.keys().find(|name| !expected.contains_key(*name)) {
             return Outcome::Failed(format!("{name} is not among those of the peer"));
@@ -210,7 +210,7 @@ impl Run<'_> {
         let tolerance = Tolerance { relative: self.case.rtol, absolute: self.case.atol };
         let Err(why) = compare(&found, expected, tolerance) else { return Outcome::Passed };
         let Some(truth) = truth else { return Outcome::Failed(why) };
-        // No farther from the exact result than the peer's worst element is.
+        // lowtide may be as far from the exact result as the peer's worst element.
         let absolute = tolerance.absolute.max(distance(expected, truth));
         match compare_values(&found, truth, Tolerance { absolute, ..tolerance }) {
             Ok(()) => Outcome::PassedByTruth,
@@ -248,7 +248,7 @@ fn one(tensor: &Tensor) -> Named {
     Named::from([(String::new(), tensor.clone())])
 }
 
-/// Copies, because the optimizer may work in the gradients' memory.
+/// Copies the gradients, because the optimizer may reuse their memory.
 fn gradients(net: &mut dyn Net, attempt: &Attempt) -> Result<Named> {
     let mut all = Vec::new();
     net.visit(&mut |name, parameter| {

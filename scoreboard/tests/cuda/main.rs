@@ -1,5 +1,5 @@
-//! The sample of cases on an NVIDIA device, which the pretend driver stands for: every operation
-//! and layer in every type that it has a case of.
+//! The sample of cases on an NVIDIA device or the pretend driver: every operation and layer in
+//! every type with a case.
 
 use lowtide_allocator::cuda::CudaDevice;
 use lowtide_allocator::cuda::pretend::TestDriver;
@@ -12,7 +12,7 @@ use lowtide_tensor::cuda::pretend::test_driver;
 
 const DRIVER: TestDriver<'_> = test_driver(env!("CARGO_MANIFEST_DIR"), env!("CARGO_TARGET_TMPDIR"));
 
-/// Names of operations that have no kernel, with the reason.
+/// Names of operations without a kernel, with the reason.
 const WITHOUT: [(&str, &str); 0] = [];
 
 fn check(suite: &str) {
@@ -33,7 +33,7 @@ fn check(suite: &str) {
             let failed = match &verdict.outcome {
                 Outcome::Failed(why) => Some(why.clone()),
                 Outcome::Passed | Outcome::PassedByTruth => None,
-                // A device has to fail for the reason that the processor has.
+                // A case must fail for the same reason as on the CPU.
                 outcome => (*outcome != run::run(case, &bytes).outcome)
                     .then(|| format!("another reason: {outcome:?}")),
             };

@@ -20,7 +20,7 @@ fn an_uploaded_tensor_has_the_strides_and_the_elements_of_its_case() {
         (&[3, 4], &[20, 2], 5),
         (&[2, 3, 2], &[0, 7, 0], 1),
         (&[3, 1, 2], &[1, 50, 30], 0),
-        // Windows that overlap.
+        // Overlapping windows.
         (&[5, 4], &[1, 1], 0),
         (&[2, 0], &[1, 1], 0),
         (&[2, 2, 2, 2, 2], &[1, 2, 4, 8, 40], 9),

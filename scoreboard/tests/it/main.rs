@@ -1,4 +1,4 @@
-//! The sample of cases that is checked in, and how cases are read and compared.
+//! The sample of cases that is checked in, and reading and comparison of cases.
 
 mod cases;
 mod onnx;

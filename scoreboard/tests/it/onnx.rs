@@ -11,14 +11,14 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/onnx")
 }
 
-/// The first case of an operator, and the bytes of all.
+/// The first case of an operator, and the bytes of all cases.
 fn case_of(op: &str) -> (Case, Vec<u8>) {
     let sample = Cases::read(&folder().join("sample.jsonl")).expect("the sample is checked in");
     let mut cases = sample.cases.into_iter();
     (cases.find(|case| case.op == op).expect("a case of the operator"), sample.bytes)
 }
 
-/// The message of a case that fails.
+/// The message of a failed case.
 fn failure(case: &Case, bytes: &[u8]) -> String {
     match run::run(case, bytes).outcome {
         Outcome::Failed(why) => why,

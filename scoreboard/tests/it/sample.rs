@@ -67,7 +67,8 @@ fn results_and_gradients_that_are_not_those_of_lowtide_fail() {
     assert!(matches!(run::run(&error, &bytes).outcome, Outcome::Failed(_)), "no error");
 }
 
-/// A tensor of the case whose first element is `by` more than that of `value`.
+/// A new tensor of the case, whose first element is larger by `by` than the first element of
+/// `value`.
 fn shifted(case: &mut Case, bytes: &mut Vec<u8>, value: &Value, by: f64) -> Value {
     let stored = case.tensor(value).expect("a tensor").clone();
     let Numbers::Floats(mut numbers) = stored.values(bytes).numbers else {
@@ -88,13 +89,14 @@ fn shifted(case: &mut Case, bytes: &mut Vec<u8>, value: &Value, by: f64) -> Valu
 
 #[test]
 fn results_within_the_roundings_of_neighbours_do_not_apply_and_others_fail() {
-    // A result passes up to the worst distance of the neighbours, in half types up to twice that.
+    // A result passes up to the worst distance of the neighbours; in half types, up to twice that
+    // distance.
     for (dtype, by, within, outside) in [("f32", 0.01, 0.011, 0.009), ("bf16", 0.5, 0.3, 0.2)] {
         let Cases { cases, bytes } = sample();
         let is_it = |case: &Case| case.op == "nn.functional.silu" && case.dtype == dtype;
         let case = cases.into_iter().find(is_it).expect("a sample of silu");
         assert_eq!(run::run(&case, &bytes).outcome, Outcome::Passed);
-        // The first place is the result's, the second its gradient's.
+        // The first place is the result, the second the gradient.
         for place in 0..2 {
             let (mut case, mut bytes) = (case.clone(), bytes.clone());
             let value = [&case.outputs, &case.gradients][place][0].clone();
@@ -166,7 +168,7 @@ fn models_that_are_not_those_of_transformers_fail() {
         failed.map(|line| format!("{} {}", line.op, line.index)).collect()
     };
     assert_eq!(failed(&bytes), [""; 0]);
-    // One digit of a loss and of a gradient.
+    // One digit of a loss and of a gradient is changed.
     let gradient = case.gradients[9].as_object().and_then(|all| all.values().next());
     let places = [&case.outputs[3]["loss"], gradient.expect("a gradient")];
     for (value, name) in places.into_iter().zip(["llama loss 3", "llama gradients 9"]) {
@@ -175,7 +177,7 @@ fn models_that_are_not_those_of_transformers_fail() {
         assert_eq!(failed(&bytes), [name]);
         bytes[at + 5] ^= 0x40;
     }
-    // Another rate: all steps but the first.
+    // Another learning rate changes all steps but the first.
     let mut other = case.clone();
     other.options["optimizer"]["lr"] = 2e-3.into();
     let lines = transformers::lines(&other, &bytes, &folder);

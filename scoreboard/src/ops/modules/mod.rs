@@ -1,5 +1,5 @@
-//! Layers. Those without parameters are the functions of the other families, with the arguments of
-//! the constructor; the others are made, given the case's parameters and buffers, and called.
+//! Layers. A layer without parameters is a function of another family, with the arguments of the
+//! constructor. Other layers are made, get the case's parameters and buffers, and are called.
 
 mod normal;
 mod sequences;
@@ -14,7 +14,7 @@ use lowtide_tensor::{DType, RandomKey};
 use super::{Adapter, Family, INPUT};
 use crate::call::{Call, Output, Result, Stop, named, one};
 
-/// Layers without parameters, each with the function that it is.
+/// Layers without parameters, each with the name of its function.
 pub(super) const FUNCTIONS: &[(&str, &str)] = &[
     ("nn.AdaptiveAvgPool1d", "nn.functional.adaptive_avg_pool1d"),
     ("nn.AdaptiveAvgPool2d", "nn.functional.adaptive_avg_pool2d"),
@@ -78,19 +78,19 @@ pub(super) fn layers() -> impl Iterator<Item = &'static (&'static str, Adapter)>
     [normal::OPS, sequences::OPS, tables::OPS, windows::OPS].into_iter().flatten()
 }
 
-/// Parameters are the case's, whatever they start from.
+/// The key of initial parameters, which the case's parameters replace.
 pub(super) const KEY: RandomKey = RandomKey::new(0);
 
 pub(super) fn size(call: &Call<'_>, name: &'static str) -> Result<usize> {
     Ok(call.count(named(name))?.unwrap_or_default())
 }
 
-/// A flag that is set by default.
+/// A flag that is true by default.
 pub(super) fn flag(call: &Call<'_>, name: &'static str) -> Result<bool> {
     Ok(call.flag(named(name))?.unwrap_or(true))
 }
 
-/// A layer with the case's parameters and buffers; an error if they are not the layer's.
+/// A layer with the case's parameters and buffers. Names that only one side has are an error.
 pub(super) fn loaded<M: Parameters>(call: &Call<'_>, mut layer: M) -> Result<M> {
     let mut seen = BTreeSet::new();
     let mut unknown = Vec::new();
@@ -104,7 +104,7 @@ pub(super) fn loaded<M: Parameters>(call: &Call<'_>, mut layer: M) -> Result<M> 
     let mut outcome = Ok(());
     layer.visit_buffers(&mut |name, buffer| match call.buffer(name) {
         Some(value) => {
-            // Statistics of half types are f32.
+            // Running statistics of half types are f32.
             match value.to_dtype(value.dtype().computed()) {
                 Ok(value) => *buffer.value_mut() = value,
                 Err(error) => outcome = Err(error),
@@ -123,12 +123,12 @@ pub(super) fn loaded<M: Parameters>(call: &Call<'_>, mut layer: M) -> Result<M> 
     }
 }
 
-/// The result of a layer, and its buffers after that in training.
+/// The result of a layer, followed in training by the buffers after the call.
 pub(super) fn forward(call: &Call<'_>, layer: impl Module) -> Result<Vec<Output>> {
     in_batch(call, layer, 0)
 }
 
-/// [`forward`] where the input has a batch dimension unless it has `rank` dimensions.
+/// [`forward`] for an input that has a batch dimension, unless it has `rank` dimensions.
 pub(super) fn in_batch(call: &Call<'_>, layer: impl Module, rank: usize) -> Result<Vec<Output>> {
     let mut layer = loaded(call, layer)?;
     let x = call.var(INPUT)?;

@@ -1,4 +1,4 @@
-//! Normalisations.
+//! Normalisation layers.
 
 use lowtide_nn::{
     BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d,
@@ -124,7 +124,7 @@ enum NormParts {
     None,
 }
 
-/// The parameters that a normalisation has; `affine` is the default.
+/// The parameters of a normalisation, where `affine` is the default.
 fn norm_parts(call: &Call<'_>, affine: bool) -> Result<NormParts> {
     let affine = call.flag(named("affine"))?.unwrap_or(affine);
     let elementwise = flag(call, "elementwise_affine")?;
@@ -141,7 +141,7 @@ fn norm_parts(call: &Call<'_>, affine: bool) -> Result<NormParts> {
 /// The statistics of a batch normalisation.
 struct Statistics {
     eps: f64,
-    /// None where all batches count alike.
+    /// The share of a new batch; `None` if the statistics are the means over all batches.
     momentum: Option<f64>,
     are_kept: bool,
 }

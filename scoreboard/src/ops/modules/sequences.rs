@@ -97,7 +97,7 @@ pub(super) const OPS: Family = &[
         let (x, form) = sequence(call, at(0, "query"), batch_first)?;
         let (keys, _) = sequence(call, at(1, "key"), batch_first)?;
         let mask = mask(call, ["attn_mask", "key_padding_mask"], heads)?;
-        // Only a hint: the mask says it too.
+        // The flag is only a hint: the mask has the same meaning.
         call.flag(named("is_causal"))?;
         let memory = if call.value(at(1, "key")) == call.value(at(2, "value")) {
             AttentionMemory::from(keys)
@@ -149,7 +149,7 @@ pub(super) const OPS: Family = &[
         let (memory, _) = sequence(call, at(1, "memory"), batch_first)?;
         let own = mask(call, ["tgt_mask", "tgt_key_padding_mask"], heads)?;
         let other = mask(call, ["memory_mask", "memory_key_padding_mask"], heads)?;
-        // Only hints: the masks say it too.
+        // The flags are only hints: the masks have the same meaning.
         call.flag(named("tgt_is_causal"))?;
         call.flag(named("memory_is_causal"))?;
         let y = layer.decode(&call.pass, x, memory, [own.as_ref(), other.as_ref()])?;
@@ -189,7 +189,7 @@ fn cell(call: &Call<'_>) -> Result<CellOptions> {
     Ok(CellOptions { inputs, hidden, bias: flag(call, "bias")? })
 }
 
-/// A batch of one for a sample alone, and whether it was one.
+/// The input as a batch of one if it is a single sample, with true for a single sample.
 fn one_step(call: &Call<'_>, at: At) -> Result<(Var, bool)> {
     let x = call.var(at)?;
     let is_alone = x.shape().len() == 1;
@@ -209,7 +209,7 @@ fn recurrent(call: &Call<'_>) -> Result<(RecurrentOptions, bool)> {
     Ok((options, call.flag(named("batch_first"))?.unwrap_or(false)))
 }
 
-/// A probability of dropout, which in training must be 0.
+/// A probability of dropout, which must be 0 in training.
 fn dropout(call: &Call<'_>, default: f64) -> Result<f64> {
     let probability = call.number(named("dropout"))?.unwrap_or(default);
     if probability > 0.0 && call.case().training {
@@ -238,7 +238,7 @@ fn transformer(call: &Call<'_>) -> Result<(TransformerOptions, bool)> {
     Ok((options, call.flag(named("batch_first"))?.unwrap_or(false)))
 }
 
-/// The layout of sequences. lowtide's have batches first.
+/// The layout of sequences. In lowtide batches come first.
 #[derive(Clone, Copy)]
 struct Form {
     batch_first: bool,
@@ -254,7 +254,7 @@ impl Form {
         })
     }
 
-    /// States are `[layers, batch, features]`.
+    /// Adds the batch dimension to a state without one: `[layers, batch, features]`.
     fn state(self, h: Var) -> Result<Var> {
         Ok(if self.is_alone { h.unsqueeze(1)? } else { h })
     }
@@ -275,7 +275,8 @@ fn sequence(call: &Call<'_>, at: At, batch_first: bool) -> Result<(Var, Form)> {
     Ok((x, form))
 }
 
-/// PyTorch's two masks, whose true means hidden, as lowtide's one.
+/// One mask of lowtide for PyTorch's two masks. True means hidden in PyTorch, and visible in
+/// lowtide.
 fn mask(call: &Call<'_>, names: [&'static str; 2], heads: usize) -> Result<Option<Tensor>> {
     let [attention, padding] = names.map(|name| call.optional_constant(named(name)));
     let (attention, padding) = (attention?, padding?);
@@ -297,7 +298,7 @@ fn mask(call: &Call<'_>, names: [&'static str; 2], heads: usize) -> Result<Optio
     })
 }
 
-/// `[T, S]`, or one for each sample and head after the other, as `[B, heads, T, S]`.
+/// The mask `[T, S]` unchanged, or the masks of all samples and heads as `[B, heads, T, S]`.
 fn for_heads(mask: Tensor, heads: usize) -> Result<Tensor> {
     match mask.shape()[..] {
         [count, rows, columns] => Ok(mask.reshape([count / heads.max(1), heads, rows, columns])?),

@@ -1,4 +1,4 @@
-//! Products, tables and functions with parameters.
+//! Linear layers, embeddings and activations with parameters.
 
 use lowtide_nn::{Embedding, Linear, PReLU};
 
@@ -29,7 +29,7 @@ pub(super) const OPS: Family = &[
     }),
     ("nn.PReLU", |call| {
         let channels = call.count(named("num_parameters"))?.unwrap_or(1);
-        // The initial value does not matter: the case has the parameter.
+        // The initial value does not matter, because the case has the parameter.
         call.number(named("init"))?;
         forward(call, PReLU::new(&call.device, channels)?)
     }),

@@ -150,7 +150,7 @@ pub(super) const OPS: Family = &[
     }),
 ];
 
-/// The padding of a convolution, if it is not in words.
+/// The padding of a convolution; zeros if the padding is a word.
 fn padding<const N: usize>(call: &Call<'_>) -> Result<[usize; N]> {
     const PADDING: At = named("padding");
     if call.value(PADDING).is_some_and(|value| value.is_string()) {
@@ -179,7 +179,7 @@ fn padding_mode(call: &Call<'_>) -> Result<Option<PadMode>> {
     }
 }
 
-/// A layer that pads; PyTorch's amounts begin with the last dimension.
+/// A layer that pads. PyTorch's amounts begin with the last dimension.
 fn padded(call: &Call<'_>, mode: PadMode, rank: usize) -> Result<Vec<Output>> {
     let amounts = match call.counts(named("padding"))?.as_deref() {
         Some(&[all]) => vec![[all; 2]; rank],
