@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: runs the benches and writes one Markdown report.
 //!
-//! This file alone knows the files that criterion leaves: under `target/criterion`, for each case,
-//! `new/benchmark.json` names it and `new/estimates.json` holds its times in nanoseconds.
+//! This file alone knows the files of criterion under `target/criterion`: for each case,
+//! `new/benchmark.json` has the name and `new/estimates.json` has the times in nanoseconds.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// The word in the name of the case that the other cases of its group are compared with.
+/// The word in the name of a baseline, which the other cases of the group are compared with.
 const BASELINE: &str = "baseline";
 
 /// One measured case.
@@ -26,7 +26,7 @@ pub struct Case {
     pub parameter: String,
     /// Median time of one iteration.
     pub median_ns: f64,
-    /// Median absolute deviation from it.
+    /// Median absolute deviation from the median time.
     pub spread_ns: f64,
     /// Work of one iteration, if the bench declares it.
     pub work: Option<Work>,
@@ -66,7 +66,7 @@ pub struct Machine {
     pub date: String,
     /// The processor's own name.
     pub cpu: String,
-    /// Hardware threads this process may use.
+    /// Number of hardware threads that this process may use.
     pub core_count: usize,
     /// The compiler's version line.
     pub rustc: String,
@@ -77,7 +77,8 @@ pub struct Machine {
 /// Runs the benches, writes `target/bench-report.md` and prints its path. False if a bench failed.
 ///
 /// # Errors
-/// One line about arguments, files that cannot be read or written, or a filter that met no bench.
+/// One line about arguments, files that cannot be read or written, or a filter that matches no
+/// bench.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let filter = match arguments {
         [] => None,
@@ -108,7 +109,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(true)
 }
 
-/// The present time, by the clock that stamps files: it may lag behind the system's.
+/// The present time of the clock that stamps files, which may lag behind the system's clock.
 fn file_time(folder: &Path) -> std::io::Result<SystemTime> {
     fs::create_dir_all(folder)?;
     let marker = folder.join("bench-start");
@@ -118,8 +119,8 @@ fn file_time(folder: &Path) -> std::io::Result<SystemTime> {
     Ok(time)
 }
 
-/// The arguments of cargo: a filter that is a crate selects its benches, any other selects cases by
-/// name.
+/// The arguments of cargo. A filter that is a crate selects the crate's benches; any other filter
+/// selects cases by name.
 pub fn command_line(filter: Option<&str>, package: Option<&str>) -> Vec<String> {
     let command = match (package, filter) {
         (Some(package), _) => vec!["bench", "-p", package, "--benches"],
@@ -131,7 +132,8 @@ pub fn command_line(filter: Option<&str>, package: Option<&str>) -> Vec<String> 
 
 /// The cases under `criterion_folder` measured at `since` or later, by group and name.
 ///
-/// Criterion keeps the results of benches that no longer exist: these files are older.
+/// Criterion keeps the results of benches that no longer exist, in files that are older than
+/// `since`.
 ///
 /// # Errors
 /// One line about the file that cannot be read.
@@ -234,9 +236,9 @@ pub fn report(machine: &Machine, cases: &[Case]) -> String {
     text
 }
 
-/// The baseline with the same parameter, or the only baseline of the group if it has none.
+/// The baseline with the same parameter, or the group's only baseline if it has no parameter.
 ///
-/// Two different parameters have no honest ratio.
+/// Cases with different parameters cannot be compared by a ratio.
 fn baseline_of<'a>(case: &Case, group: &'a [Case]) -> Option<&'a Case> {
     let baselines: Vec<&Case> = group.iter().filter(|case| case.is_baseline()).collect();
     let same = baselines.iter().find(|baseline| baseline.parameter == case.parameter);
@@ -303,7 +305,7 @@ fn cpu_name(cpu_info: &str) -> Option<String> {
 }
 
 /// `YYYY-MM-DD` of a Unix time: `civil_from_days` of Howard Hinnant, "chrono-compatible low-level
-/// date algorithms". Years start in March, so that the leap day is the last of its year.
+/// date algorithms". Years start in March, so that the leap day is the last day of a year.
 pub fn date_of(unix_s: u64) -> String {
     let days = unix_s / 86_400 + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

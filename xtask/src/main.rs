@@ -61,8 +61,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command. `Ok(false)` is a check that failed and has printed so; `Err` is one line about
-/// why nothing ran.
+/// Runs a command. `Ok(false)` is a failed check that has printed its findings; `Err` is one line
+/// with the reason why nothing ran.
 fn dispatch(arguments: &[String]) -> Result<bool, String> {
     let Some((command, rest)) = arguments.split_first() else {
         println!("{HELP}");

@@ -1,19 +1,19 @@
-//! A Python with packages of other libraries: one of the machine, or one below `target`.
+//! A Python with packages of other libraries: a Python of the machine, or one below `target`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Packages of a Python.
 pub(crate) struct Packages {
-    /// Names and versions, in the form that pip takes.
+    /// Names and versions, in pip's notation.
     pub(crate) names: &'static [&'static str],
-    /// Python code that ends without an error where the packages are installed.
+    /// Python code that ends without an error if the packages are installed.
     pub(crate) probe: &'static str,
     /// The size of the installation.
     pub(crate) size: &'static str,
 }
 
-/// A Python that has the packages: that of `LOWTIDE_PYTHON`, `python3`, or one below `target`.
+/// A Python with the packages: from `LOWTIDE_PYTHON`, `python3`, or below `target`.
 pub(crate) fn find(root: &Path, packages: &Packages) -> Option<PathBuf> {
     let named = std::env::var_os("LOWTIDE_PYTHON").map(PathBuf::from);
     let candidates = [named, Some("python3".into()), Some(below_target(root).join("bin/python"))];
@@ -25,7 +25,7 @@ pub(crate) fn find(root: &Path, packages: &Packages) -> Option<PathBuf> {
     })
 }
 
-/// [`find`], or installs the packages below `target`.
+/// The result of [`find`], or a Python below `target` with newly installed packages.
 ///
 /// # Errors
 /// One line about a program that fails.

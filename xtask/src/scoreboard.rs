@@ -1,5 +1,5 @@
-//! `cargo xtask scoreboard [SUITE]`: makes the cases of another library's own test suite with that
-//! library, and runs them through lowtide.
+//! `cargo xtask scoreboard [SUITE]`: makes the cases of another library's test suite with that
+//! library, and runs the cases in lowtide.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ const TABLE_HEAD: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// Runs the suites; `Ok(false)` when a case failed.
+/// Runs the suites; `Ok(false)` if a case failed.
 ///
 /// # Errors
 /// One line about arguments, and about programs that are missing or fail.

@@ -1,21 +1,22 @@
-//! Counts from what test runners print: a pure state machine over lines.
+//! Counts from the output of test runners: a pure state machine over lines.
 //!
-//! The runner is libtest with `--show-output`, so that what a passing test printed is seen. It
-//! prints the output of passing tests under `successes:` and of failing ones under `failures:`,
-//! each in a block headed `---- NAME stdout ----`, and then one `test result:` line.
+//! The runner is libtest with `--show-output`, which also prints the output of passing tests. The
+//! output of passing tests is under `successes:`, the output of failing tests under `failures:`,
+//! each in a block headed `---- NAME stdout ----`. A `test result:` line follows.
 //!
 //! A test skips by printing a line `skipped: NAME: REASON` and passing. Each such line is one skip.
-//! A passing test that printed one counts as skipped and not as passed. Ignored tests are skips
-//! too. A line outside any test (a bench's `main`) is a skip and takes nothing from the passed.
+//! A passing test with such a line counts as skipped, not as passed. Ignored tests are skips too. A
+//! line outside any test (a bench's `main`) is a skip and does not change the number of passed
+//! tests.
 
 use std::fmt;
 
-/// One thing that was not run, and why.
+/// A check that did not run, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skip {
     /// The test, section or device instance.
     pub name: String,
-    /// The reason, mostly a part of the machine that is missing.
+    /// The reason, usually a missing part of the machine.
     pub reason: String,
 }
 
@@ -28,16 +29,16 @@ impl fmt::Display for Skip {
 /// The counts of a section or of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Checks that ran and held.
+    /// Number of checks that ran and passed.
     pub passed: usize,
-    /// Checks that ran and did not hold, or could not be built.
+    /// Number of checks that ran and failed, or could not be built.
     pub failed: usize,
     /// Checks that did not run.
     pub skips: Vec<Skip>,
 }
 
 impl Counts {
-    /// The counts of a section that is one check.
+    /// The counts of a section that is a single check.
     pub fn one(passed: bool) -> Self {
         Self { passed: usize::from(passed), failed: usize::from(!passed), skips: Vec::new() }
     }
@@ -48,7 +49,7 @@ impl Counts {
         Self { skips: vec![skip], ..Self::default() }
     }
 
-    /// Adds `other` to these.
+    /// Adds `other` to these counts.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -56,7 +57,7 @@ impl Counts {
     }
 }
 
-/// The line that ends a run: `N passed, N failed, N skipped`.
+/// The last line of a run: `N passed, N failed, N skipped`.
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { passed, failed, skips } = self;
@@ -84,7 +85,7 @@ pub struct Tally {
     results: usize,
     results_failed: usize,
     reruns: usize,
-    /// Cargo found no target of the kind asked for.
+    /// True if cargo found no target of the requested kind.
     nothing_to_run: bool,
 }
 
@@ -130,10 +131,10 @@ impl Tally {
         self.passing_test = None;
     }
 
-    /// The counts, once the runner ended with `success`.
+    /// The counts, after the runner ended with `success`.
     ///
-    /// A test binary that died printed no result; cargo still names it as one to rerun, and it
-    /// counts as one failure. A build that failed counts as one failure.
+    /// A test binary that died printed no result, but cargo lists the binary for a rerun. Such a
+    /// binary counts as one failure, and so does a build that failed.
     pub fn finish(self, success: bool) -> Counts {
         let mut counts = self.counts;
         if self.results == 0 && self.reruns == 0 {
@@ -181,7 +182,7 @@ fn parse_ignored(line: &str) -> Option<Skip> {
     Some(Skip { name: name.to_owned(), reason: reason.to_owned() })
 }
 
-/// `line` without terminal escape sequences, which `CARGO_TERM_COLOR=always` brings.
+/// `line` without terminal escape sequences, which appear with `CARGO_TERM_COLOR=always`.
 pub(crate) fn without_colour(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut characters = line.chars();

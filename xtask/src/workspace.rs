@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 /// The nearest folder at or above `start` whose `Cargo.toml` has a `[workspace]` table.
 ///
-/// `CARGO_MANIFEST_DIR` at compile time would be wrong in a checkout that was moved with its build
-/// outputs.
+/// `CARGO_MANIFEST_DIR` at compile time would be wrong in a checkout that was moved together with
+/// its build outputs.
 pub fn root_above(start: &Path) -> Option<PathBuf> {
     start.ancestors().find(|folder| is_workspace(folder)).map(Path::to_path_buf)
 }
@@ -17,7 +17,7 @@ fn is_workspace(folder: &Path) -> bool {
         .is_ok_and(|text| text.lines().any(|line| line.trim() == "[workspace]"))
 }
 
-/// The package name that `folder/Cargo.toml` declares; `None` where there is no such crate.
+/// The package name in `folder/Cargo.toml`; `None` if there is no such crate.
 pub fn package_in(root: &Path, folder: &str) -> Option<String> {
     let text = fs::read_to_string(root.join(folder).join("Cargo.toml")).ok()?;
     let package = text.lines().skip_while(|line| line.trim() != "[package]");
@@ -25,10 +25,10 @@ pub fn package_in(root: &Path, folder: &str) -> Option<String> {
     line.split('"').nth(1).map(str::to_owned)
 }
 
-/// Paths relative to `root` of the files that git tracks or would track, sorted.
+/// Paths of the files that git tracks or would track, relative to `root`, sorted.
 ///
 /// # Errors
-/// One line when git is missing or `root` is in no repository.
+/// One line if git is missing or `root` is in no repository.
 pub fn tracked_files(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -41,7 +41,7 @@ pub fn tracked_files(root: &Path) -> Result<Vec<String>, String> {
         return Err(format!("git lists no files: {}", message.trim()));
     }
     let listing = String::from_utf8_lossy(&output.stdout);
-    // The index still lists a file that was deleted but not yet staged.
+    // The index still lists a file that was deleted but is not yet staged.
     let present = |path: &&str| root.join(path).is_file();
     let paths = listing.split('\0').filter(|path| !path.is_empty()).filter(present);
     let mut files: Vec<String> = paths.map(str::to_owned).collect();
@@ -64,7 +64,7 @@ pub fn target(root: &Path) -> PathBuf {
     folder.map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
-/// The first line that `program arguments` prints, when it runs and succeeds.
+/// The first line that `program arguments` prints, if the program runs and succeeds.
 pub fn first_line_of(root: &Path, program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).current_dir(root).stdin(Stdio::null()).output().ok()?;

@@ -18,19 +18,19 @@
 //! - `models`: trainings by lowtide on the device, and their longest kernels.
 //! - `torch`: the same trainings in PyTorch.
 //! - `pretrained`: models of transformers, fine-tuned by lowtide and by PyTorch with peft.
-//! - `ranks`: trainings by several devices. No machine with several has run them yet.
+//! - `ranks`: trainings on several devices. No machine with several devices has run these yet.
 //!
-//! Each result is written to disk at once, so a part that is cut short keeps its results:
-//! `results.json` has everything, `results.md` is a table. `run.sh table --out FOLDER` joins the
-//! results of parts that were copied into one folder. A part that cannot run prints one line with
-//! the reason; without a device every section does. The exit code is 1 if a test failed or a
+//! Each result is written to disk at once, so an interrupted part keeps its results: `results.json`
+//! has everything, `results.md` is a table. `run.sh table --out FOLDER` joins the results of parts
+//! that were copied into one folder. A part that cannot run prints one line with the reason.
+//! Without a device every section prints such a line. The exit code is 1 if a test failed or a
 //! program broke, 2 without Python, else 0.
 //!
 //! The tests are binaries that `cargo xtask test` runs too: every target called [`TARGET`]. With
-//! `LOWTIDE_TEST_DRIVER=system` they use the driver of the machine, and tests of the pretend driver
-//! skip themselves. `LOWTIDE_CUDA_LIBS` may name the folder of a pretend driver with the kernels of
-//! tensor's tests (below `target/tmp/pretend-gpu`, the one with `basics.ptx`): with `--small`
-//! the whole script runs on that driver.
+//! `LOWTIDE_TEST_DRIVER=system` the tests use the driver of the machine, and tests of the pretend
+//! driver skip themselves. `LOWTIDE_CUDA_LIBS` may name the folder of a pretend driver with the
+//! kernels of tensor's tests (below `target/tmp/pretend-gpu`, the folder with `basics.ptx`): with
+//! `--small` the whole script runs on that driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,16 +43,16 @@ use crate::{kernels, test, workspace};
 /// The name of test targets that run on a device.
 pub const TARGET: &str = "cuda";
 
-/// The option with which cargo prints where programs are, and the compiler's messages as usual.
+/// The option that makes cargo print the paths of programs, and the compiler's messages as usual.
 const MESSAGES: &str = "--message-format=json-render-diagnostics";
 
-/// The largest size of the packed bundle, which is copied over slow lines.
+/// Maximum size of the packed bundle, which is copied over slow lines.
 pub const BYTES_MAX: u64 = 40_000_000;
 
-/// The other programs of a bundle.
+/// The programs of a bundle, apart from the tests.
 const PROGRAMS: [&str; 2] = ["lowtide", "gpu_figures"];
 
-/// The files that are no binaries: name, text.
+/// The files that are not binaries: name and text.
 const SCRIPTS: [(&str, &str); 6] = [
     ("run.sh", include_str!("run.sh")),
     ("run.py", include_str!("run.py")),
@@ -65,7 +65,7 @@ const SCRIPTS: [(&str, &str); 6] = [
 /// A program that cargo built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The folder of its package.
+    /// The folder of the program's package.
     pub folder: String,
     /// The target: `lowtide`, `gpu_figures` or [`TARGET`].
     pub target: String,
@@ -73,20 +73,20 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-/// The folders that tests read, without kernels.
+/// The folders that tests read, apart from kernels.
 const CASES: [&str; 3] =
     ["pretrained/tests/fixtures", "scoreboard/tests/moduleinfo", "scoreboard/tests/opinfo"];
 
-/// The way in which the `lowtide` command and the measurements are built.
+/// The build profile of the `lowtide` command and of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// As for users.
+    /// The build for users.
     Release,
-    /// As for tests, whose builds are used again.
+    /// The build of the tests, which is reused.
     Dev,
 }
 
-/// Runs the command. True if the bundle is there and small enough.
+/// Runs the command. True if the bundle is made and small enough.
 ///
 /// # Errors
 /// One line about arguments, a build that failed, or files that cannot be read or written.
@@ -110,7 +110,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             let name = match target.as_str() {
                 TARGET => format!("tests/{package}-{TARGET}"),
                 other if PROGRAMS.contains(&other) => format!("bin/{target}"),
-                // A program that only tests of the command start.
+                // Only tests of the command start this program.
                 _ => continue,
             };
             put_binary(&path, &folder.join(name))?;
@@ -130,12 +130,12 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     }
     put(&folder.join("commit.txt"), commit(root).as_bytes())?;
     println!("{}: {:.1} MB", folder.display(), size_of_tree(&folder)? as f64 / 1e6);
-    // Programs of tests are large, and stay in the folder.
+    // Programs of tests are large and are not packed.
     if profile == Profile::Dev { Ok(true) } else { pack(root, &folder) }
 }
 
-/// Packs the folder, with a window over all programs, which have much in common. True if the file
-/// is small enough, or if tar or xz is missing, which is printed.
+/// Packs the folder, with a compression window over all programs, which have much in common. True
+/// if the file is small enough. If tar or xz is missing, prints so and returns true.
 fn pack(root: &Path, folder: &Path) -> Result<bool, String> {
     let packed = folder.with_extension("tar.xz");
     let mut tar = Command::new("tar");
@@ -155,8 +155,8 @@ fn pack(root: &Path, folder: &Path) -> Result<bool, String> {
     Ok(size_bytes <= BYTES_MAX)
 }
 
-/// Makes the kernels' PTX and returns the arguments that put it into programs. Where it cannot be
-/// made, which is printed, there are none: the programs then need a machine with NVRTC.
+/// Makes the kernels' PTX and returns the cargo arguments that embed it in programs. If the PTX
+/// cannot be made, prints so and returns no arguments: the programs then need a machine with NVRTC.
 fn make_ptx(root: &Path) -> &'static str {
     match kernels::make_ptx(root) {
         Ok(()) => " --features lowtide-tensor/ptx",
@@ -167,15 +167,15 @@ fn make_ptx(root: &Path) -> &'static str {
     }
 }
 
-/// The arguments of cargo for the tests, and for the programs, with the arguments for PTX: one call
-/// each, since every call of cargo unifies features anew.
+/// The arguments of cargo for the tests and for the programs, with the arguments for PTX. There are
+/// two calls, because every call of cargo unifies features anew.
 pub fn commands(profile: Profile, with_ptx: &str) -> [String; 2] {
     let tests = test::scope(None);
     let programs = match profile {
         Profile::Release => {
             "--release -p lowtide-cli -p lowtide-tensor --features lowtide-tensor/cuda"
         }
-        // The features of tests, so that their libraries are used again.
+        // The features of the tests, so that their libraries are reused.
         Profile::Dev => &tests,
     };
     [
@@ -184,7 +184,7 @@ pub fn commands(profile: Profile, with_ptx: &str) -> [String; 2] {
     ]
 }
 
-/// Builds, and returns the programs.
+/// Builds the programs and returns them.
 fn build(root: &Path, arguments: &str) -> Result<Vec<Program>, String> {
     println!("cargo {arguments}");
     let mut cargo = workspace::cargo(root);
@@ -214,7 +214,8 @@ pub fn programs(messages: &str) -> Vec<Program> {
     messages.lines().filter_map(program).collect()
 }
 
-/// Copies a program without its symbols, or whole where `strip` is missing, which is printed.
+/// Copies a program without its symbols. If `strip` is missing, prints so and copies the whole
+/// program.
 fn put_binary(from: &Path, to: &Path) -> Result<(), String> {
     create(to.parent().unwrap_or(Path::new("")))?;
     fs::copy(from, to).map_err(|error| at(from, &error))?;
@@ -250,7 +251,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Copies the wanted files of a folder and of the folders in it.
+/// Copies the wanted files of a folder and of its subfolders.
 fn copy(from: &Path, to: &Path, is_wanted: &dyn Fn(&Path) -> bool) -> Result<(), String> {
     for path in entries(from)? {
         let into = to.join(path.file_name().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! `cargo xtask house [CRATE]`: the sizes that a reader meets, by crate.
+//! `cargo xtask house [CRATE]`: sizes of files and functions, by crate.
 
 mod survey;
 
@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::tree::Tree;
 pub use survey::{Place, Survey};
 
-/// Prints the table of all crates, or the places behind the numbers of one.
+/// Prints the table of all crates, or the places that are counted for one crate.
 ///
 /// # Errors
 /// One line about arguments, or about files that cannot be read.
@@ -79,7 +79,7 @@ public items whose name no other crate, example or Markdown file has; `words` ar
 begin without a subject. `cargo xtask house CRATE` lists all of them.
 ";
 
-/// The places behind the numbers of a crate.
+/// The places that are counted for a crate.
 pub fn names(survey: &Survey) -> String {
     let mut text = String::new();
     for circle in &survey.circles {

@@ -17,9 +17,9 @@ const PARAMETERS_MAX: usize = 7;
 /// A place in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Relative to the root.
+    /// Path relative to the root.
     pub path: String,
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
     /// A name or a measure.
     pub what: String,
@@ -31,14 +31,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// The measures of a crate's sources, without tests unless said.
+/// The measures of a crate's sources, without tests unless stated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// The folder of the crate.
     pub folder: String,
-    /// The number of source files.
+    /// Number of source files.
     pub file_count: usize,
-    /// The sum of their lines.
+    /// Number of lines of these files.
     pub line_count: usize,
     /// Paths of files that import each other, the largest circle first.
     pub circles: Vec<Vec<String>>,
@@ -48,9 +48,9 @@ pub struct Survey {
     pub long_functions: Vec<Place>,
     /// Functions with more than seven parameters.
     pub wide_functions: Vec<Place>,
-    /// The number of public items.
+    /// Number of public items.
     pub public_count: usize,
-    /// Public items whose name no reader outside the crate has.
+    /// Public items whose names do not occur outside the crate.
     pub unnamed: Vec<Place>,
     /// Comments that begin without a subject, in tests too.
     pub words: Vec<Place>,
@@ -106,9 +106,9 @@ fn place(file: &File, line: usize, what: String) -> Place {
     Place { path: file.path.clone(), line, what }
 }
 
-/// The names that stand in code and in Markdown, by the crates that have them.
+/// The names in code and Markdown, by the crates that use them.
 pub(super) struct Readers<'a> {
-    /// The folders in whose sources, tests and benches a name stands.
+    /// The folders of the crates with a name in their sources, tests or benches.
     folders: HashMap<&'a str, HashSet<&'a str>>,
     /// The names in examples and Markdown, which are written for users.
     for_users: HashSet<&'a str>,
@@ -133,7 +133,7 @@ impl<'a> Readers<'a> {
         readers
     }
 
-    /// True if a name stands outside the crate in `folder`, or in a text for users.
+    /// True if a name occurs outside the crate in `folder`, or in a text for users.
     fn have(&self, name: &str, folder: &str) -> bool {
         let is_other = |folders: &HashSet<&str>| folders.iter().any(|other| *other != folder);
         self.for_users.contains(name) || self.folders.get(name).is_some_and(is_other)

@@ -1,10 +1,10 @@
 //! `cargo xtask kernels`: compiles every kernel with NVRTC from PyPI, without a device.
 //!
-//! No kernel may spill, or need more registers or shared memory than `needs.txt` says. The table
-//! also has the hashes of the sources, so that a source that changed since is found without the
-//! compiler. The PTX of the tests' small kernels is checked in, compressed, and has to be the
-//! compiler's output. `--write` writes the table and all PTX, also of the other kernels, for
-//! programs with the feature `ptx` of lowtide-tensor.
+//! No kernel may spill, or need more registers or shared memory than `needs.txt` states. The table
+//! also has hashes of the sources, so that a changed source is detected without the compiler. The
+//! PTX of the tests' small kernels is checked in, compressed, and must equal the compiler's output.
+//! `--write` writes the table and all PTX, also of the other kernels, for programs with the feature
+//! `ptx` of lowtide-tensor.
 
 mod archive;
 pub mod needs;
@@ -22,19 +22,19 @@ use crate::workspace;
 use archive::{compressed, read_archive};
 use needs::{Need, Table};
 
-/// PTX of this version is 8.0, which drivers since 525 load.
+/// This version makes PTX 8.0, which drivers since 525 load.
 const PACKAGE: &str = "nvidia-cuda-nvrtc-cu12==12.0.140";
 
-/// The architecture of the PTX, which newer devices run too.
+/// The architecture of the PTX, which newer devices also run.
 const VIRTUAL: &str = "compute_80";
 
-/// The architectures that registers are counted for.
+/// The architectures whose registers are counted.
 const REAL: [&str; 2] = ["sm_80", "sm_90"];
 
 /// The kernels below a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSet {
-    /// The folder of files that end with `.cu`. The text of `common.cu` is put before each of them.
+    /// The folder of files that end with `.cu`. The text of `common.cu` is put before each file.
     pub folder: &'static str,
     /// The PTX of all files, in the form that `lowtide_tensor::cuda::gate::PtxArchive` reads.
     pub archive: &'static str,
@@ -61,11 +61,12 @@ pub const NEEDS: &str = "tensor/src/cuda/needs.txt";
 
 const COMMON: &str = "common.cu";
 
-/// The mark of a file that is compiled once for each of `TYPES`, with `STORED` defined as the type.
+/// The mark of a file that is compiled once for each type of `TYPES`, with `STORED` defined as the
+/// type.
 const TYPED: &str = "KERNEL(";
 const TYPES: [&str; 8] = ["f32", "f64", "f16", "bf16", "i64", "i32", "u8", "bool"];
 
-/// Marks of files of kernels for all types and for the types of tensor cores. Without a mark a file
+/// Marks of files for all types, and of files for the types of tensor cores. A file without a mark
 /// is for the floats.
 const WITH_INTEGERS: &str = "// Integers, too.";
 const FOR_TENSOR_CORES: &str = "// For tensor cores.";
@@ -86,19 +87,19 @@ const HASH_MARK: &str = "// source ";
 
 const COMPILER: &str = include_str!("nvrtc.py");
 
-/// The runs of the compiler for one file. Its output depends on the addresses of its memory: most
-/// runs agree, and the others differ in the order of instructions. Of 100 runs 78 agreed on
-/// `conv2d.cu`, of 16 on `matmul.cu` 11 (NVRTC 12.0.140, November 2026). The first output that two
-/// of these runs share is checked in, so that one of the runs makes it again. Seed 0 asks for the
-/// same addresses in each run.
+/// The runs of the compiler for one file. The output depends on the addresses of the compiler's
+/// memory: most runs agree, and the others differ in the order of instructions. 78 of 100 runs
+/// agreed on `conv2d.cu`, and 11 of 16 runs on `matmul.cu` (NVRTC 12.0.140, November 2026). The
+/// first output that two of these runs share is checked in, so that one of the runs makes it again.
+/// Seed 0 asks for the same addresses in each run.
 const SEEDS: std::ops::Range<usize> = 0..8;
 
-/// One file of kernels, for one type if it has several.
+/// One file of kernels, compiled for one type if the file has several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     /// The file's name without its ending, and the type.
     pub name: String,
-    /// The input of the compiler: the common source and the file's.
+    /// The input of the compiler: the common source and the file's source.
     pub source: String,
 }
 
@@ -121,7 +122,8 @@ impl KernelSet {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let text = read(path)?;
             let source = format!("{common}{text}");
-            // The common source has the marks too, and is in every unit.
+            // Only the file's own text is searched: the common source has the marks too, and is in
+            // every unit.
             if !text.contains(TYPED) {
                 units.push(Unit { name, source });
                 continue;
@@ -135,7 +137,7 @@ impl KernelSet {
         Ok(units)
     }
 
-    /// Reads the PTX that is checked in, by the names of the files; none where there is no archive.
+    /// Reads the PTX that is checked in, by the names of the files; empty if there is no archive.
     ///
     /// # Errors
     /// One line about an archive that cannot be read.
@@ -168,7 +170,7 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// True if PTX that is checked in was made of this source.
+/// True if checked-in PTX was made from this source.
 pub fn is_of_source(ptx: &str, source: &str) -> bool {
     let first = ptx.lines().next().and_then(|line| line.strip_prefix(HASH_MARK));
     first.is_some_and(|written| written == format!("{:016x}", hash(source)))
@@ -183,8 +185,8 @@ pub fn sources_of(units: &[Unit]) -> BTreeMap<String, String> {
     units.iter().map(|unit| (unit.name.clone(), hash_of(unit))).collect()
 }
 
-/// The part of the compiler's output that is checked in: all but the unused tables that its own
-/// header puts into each file.
+/// The part of the compiler's output that is checked in: everything except the unused tables that
+/// the compiler's own header adds to each file.
 pub fn checked_in(ptx: &str, source: &str) -> String {
     let mut text = format!("{HASH_MARK}{:016x}\n", hash(source));
     for line in ptx.lines().filter(|line| !line.contains("nv6target")) {
@@ -198,7 +200,7 @@ pub fn checked_in(ptx: &str, source: &str) -> String {
 /// Runs the command. True if nothing failed.
 ///
 /// # Errors
-/// One line about why nothing ran.
+/// One line with the reason why nothing ran.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let writes = match arguments {
         [] => false,
@@ -211,11 +213,11 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             let table_path = root.join(NEEDS);
             let known = Table::parse(&fs::read_to_string(&table_path).unwrap_or_default())?;
             let mut found = Table::default();
-            // The small kernels of tests belong to no run.
+            // The small kernels of tests are not measured.
             let (units, ptx) = (KERNELS[0].units(root)?, KERNELS[0].ptx(root)?);
             let rows = of_each(&units, |unit| {
                 let limits = (!writes).then_some(&known);
-                // A source that did not change has the needs that are known.
+                // An unchanged source has its known needs.
                 let is_known = known.sources.get(&unit.name) == Some(&hash_of(unit));
                 let same = ptx.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source));
                 match same.filter(|_| writes && is_known).map(|ptx| rows_of(&known, ptx)) {
@@ -279,7 +281,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     Ok(counts.failed == 0)
 }
 
-/// The results of `work` for each unit, in their order, by one thread for each processor.
+/// The results of `work` for each unit, in the order of the units, by one thread for each CPU.
 fn of_each<T: Send>(
     units: &[Unit],
     work: impl Fn(&Unit) -> Result<T, String> + Sync,
@@ -301,7 +303,7 @@ fn of_each<T: Send>(
     made.into_iter().map(|(_, made)| made).collect()
 }
 
-/// The rows of the kernels that a file's PTX has.
+/// The rows of the kernels in a file's PTX.
 fn rows_of(table: &Table, ptx: &str) -> Vec<Need> {
     let name = |entry: &str| entry.trim_start().split(['(', ' ', '\n']).next().map(str::to_owned);
     let names: BTreeSet<String> = ptx.split(".entry").skip(1).filter_map(name).collect();
@@ -324,7 +326,7 @@ fn needs_of(compiler: &Compiler, unit: &Unit, known: Option<&Table>) -> Result<V
     Ok(rows)
 }
 
-/// True if the compiler makes this PTX of a file in one of [`SEEDS`] runs.
+/// True if one of [`SEEDS`] runs of the compiler makes this PTX of a file.
 fn is_made_again(compiler: &Compiler, unit: &Unit, ptx: &str) -> Result<bool, String> {
     for seed in SEEDS.take_while(|_| is_of_source(ptx, &unit.source)) {
         if checked_in(&compiler.run(unit, VIRTUAL, seed)?, &unit.source) == ptx {
@@ -335,16 +337,16 @@ fn is_made_again(compiler: &Compiler, unit: &Unit, ptx: &str) -> Result<bool, St
     Ok(false)
 }
 
-/// Makes the PTX that the feature `ptx` of lowtide-tensor puts into a program.
+/// Makes the PTX that the feature `ptx` of lowtide-tensor embeds in a program.
 ///
 /// # Errors
-/// One line about a compiler that cannot be installed, or a kernel that it does not take.
+/// One line about a compiler that cannot be installed, or a kernel that it refuses.
 pub fn make_ptx(root: &Path) -> Result<(), String> {
     let (compiler, set) = (install(root)?, &KERNELS[0]);
     write_ptx(root, &compiler, set, &set.units(root)?)
 }
 
-/// Makes the PTX of a set anew where its source has changed.
+/// Makes the PTX of the files of a set whose sources have changed.
 fn write_ptx(
     root: &Path,
     compiler: &Compiler,
@@ -353,7 +355,7 @@ fn write_ptx(
 ) -> Result<(), String> {
     let known = set.ptx(root)?;
     let texts = of_each(units, |unit| {
-        // The options of the compiler change too, and the hash of a source does not show it.
+        // The compiler's options may change as well, which the hash of a source does not show.
         if let Some(ptx) = known.get(&unit.name).filter(|ptx| is_of_source(ptx, &unit.source))
             && (!set.is_checked_in || is_made_again(compiler, unit, ptx)?)
         {
@@ -375,7 +377,7 @@ fn write_ptx(
     write(&root.join(set.archive), &bytes)
 }
 
-/// The text that occurs most often, the first of them on ties.
+/// The most frequent text; on ties, the first of the most frequent texts.
 fn most_frequent(texts: &[String]) -> &str {
     let count = |text: &&String| texts.iter().filter(|other| other == text).count();
     texts.iter().rev().max_by_key(count).map_or("", String::as_str)
@@ -401,7 +403,7 @@ fn install(root: &Path) -> Result<Compiler, String> {
     write(&script, COMPILER.as_bytes())?;
     if !package.join("nvidia").is_dir() {
         println!("installs {PACKAGE} below target");
-        // A folder of its own until it is complete.
+        // The installation has a separate folder until it is complete.
         let fresh = folder.join("fresh");
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:", "--no-deps"]);

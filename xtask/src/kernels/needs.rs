@@ -11,37 +11,37 @@ pub struct Need {
     pub kernel: String,
     /// `sm_N`.
     pub architecture: String,
-    /// Registers of each thread.
+    /// Number of registers of each thread.
     pub registers: usize,
-    /// Declared shared memory of each block.
+    /// Bytes of declared shared memory of each block.
     pub shared_bytes: usize,
-    /// Memory of each thread for arrays that are indexed, without spills.
+    /// Bytes of memory of each thread for indexed arrays, without spills.
     pub stack_bytes: usize,
-    /// Bytes written and read because they did not fit registers.
+    /// Bytes that are written and read because they do not fit in registers.
     pub spill_bytes: usize,
-    /// Places of its code that access 16 bytes of global memory at once.
+    /// Number of instructions that access 16 bytes of global memory at once.
     pub wide_accesses: usize,
-    /// Places of its code that divide integers.
+    /// Number of integer divisions in the code.
     pub divisions: usize,
 }
 
-/// The beginnings of the names of kernels over contiguous elements: a thread accesses 16 bytes at
-/// once, or the kernel does not reach the rate of the memory.
+/// Prefixes of the names of kernels over contiguous elements. A thread of such a kernel must access
+/// 16 bytes at once to reach the rate of the memory.
 const WIDE: [&str; 8] =
     ["cast_", "copy_", "fill_1", "fill_2", "fill_4", "fill_8", "formula_", "scale_and_check_"];
 
-/// A part of the names of kernels that walk along strides, whose elements are not contiguous.
+/// A part of the names of kernels that follow strides, whose elements are not contiguous.
 const WALKS: &str = "_walk_";
 
 impl Need {
-    /// True if the kernel should access 16 bytes at once and does not.
+    /// True if the kernel should access 16 bytes at once but does not.
     pub fn is_narrow(&self) -> bool {
         let of_elements = WIDE.iter().any(|start| self.kernel.starts_with(start));
         of_elements && !self.kernel.contains(WALKS) && self.wide_accesses == 0
     }
 
-    /// Reads the needs of every kernel in a log of the assembler (`ptxas -v`), with the counts of
-    /// its code.
+    /// Reads the needs of every kernel from a log of the assembler (`ptxas -v`) with counts of
+    /// instructions.
     pub fn of_log(log: &str, architecture: &str) -> Vec<Need> {
         let mut needs: Vec<Need> = Vec::new();
         for line in log.lines() {
@@ -88,10 +88,10 @@ pub struct Table {
 const SOURCE_MARK: &str = "source ";
 
 impl Table {
-    /// Reads what [`text`](Self::text) writes.
+    /// Parses the output of [`text`](Self::text).
     ///
     /// # Errors
-    /// A line that is no row.
+    /// One line about a line that is no row.
     pub fn parse(text: &str) -> Result<Table, String> {
         let row = |line: &str| -> Option<Need> {
             let mut words = line.split_whitespace();
@@ -170,12 +170,12 @@ impl Table {
         self.rows.iter().filter(|need| need.spill_bytes > 0).collect()
     }
 
-    /// Rows that access less at once than they should.
+    /// Rows of kernels whose accesses are narrower than they should be.
     pub fn narrow(&self) -> Vec<&Need> {
         self.rows.iter().filter(|need| need.is_narrow()).collect()
     }
 
-    /// A line for each row that needs more than its row in `known`, or that has none there.
+    /// A line for each row that needs more than its row in `known`, or that is not in `known`.
     pub fn growth_over(&self, known: &Table) -> Vec<String> {
         let of = |need: &Need| {
             let is_same = |other: &&Need| {

@@ -1,7 +1,8 @@
-//! `cargo xtask parity`: makes the reference values anew with the PyTorch at hand, compares them
-//! with the values that are checked in, and runs the tests that compare lowtide with them.
+//! `cargo xtask parity`: makes the reference values again with the installed PyTorch, compares them
+//! with the checked-in values, and runs the tests that compare lowtide with these values.
 //!
-//! The scripts below `CRATE/tests/fixtures` write beside themselves, so they run as copies.
+//! The scripts below `CRATE/tests/fixtures` write into their own folder, so copies of the scripts
+//! are run.
 
 mod tensor_file;
 
@@ -26,19 +27,19 @@ const REFERENCES: &[References] = &[
     References { folder: "amp", tests: "pytorch" },
 ];
 
-/// The largest difference of two values, relative to the larger of their size and 1: processors and
-/// versions of PyTorch differ in the order of sums, and some values are the results of 20 steps.
+/// Maximum difference of two values, relative to the larger of their size and 1. CPUs and versions
+/// of PyTorch differ in the order of sums, and some values are the results of 20 steps.
 pub const TOLERANCE: f64 = 2e-3;
 
 /// The imports of the scripts.
 const IMPORTS: &str = "import torch, numpy, safetensors";
 
-/// Keeps PyTorch to the instructions that the checked-in values were made with. With AVX-512 its
-/// GELU of infinity is not a number, and sums of half types are others.
+/// Restricts PyTorch to the instructions that made the checked-in values. With AVX-512, its GELU of
+/// infinity is not a number, and sums of half types differ.
 const INSTRUCTIONS: [(&str, &str); 2] =
     [("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")];
 
-/// Runs the command; `Ok(false)` when a value differs or a test fails.
+/// Runs the command; `Ok(false)` if a value differs or a test fails.
 ///
 /// # Errors
 /// One line about arguments, and about files or programs that cannot be used.
@@ -72,7 +73,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
             println!("{folder}/{}: {}", name.display(), outcome.unwrap_or_else(|why| why));
         }
     }
-    // The selection of `cargo xtask test`, so that its builds are used again.
+    // The selection of `cargo xtask test`, so that its builds are reused.
     let status = workspace::cargo(root)
         .args(["test"].into_iter().chain(test::scope(None).split_whitespace()))
         .args(["--no-fail-fast", "--test", "it", "--"])
@@ -152,7 +153,7 @@ fn text(bytes: &[u8]) -> Result<String, String> {
 /// The largest difference of the numbers in two texts.
 ///
 /// # Errors
-/// The first place where words, or numbers by more than the tolerance, are not the same.
+/// The first place where words differ, or where numbers differ by more than the tolerance.
 pub fn compare_text(fresh: &str, known: &str) -> Result<f64, String> {
     let (fresh, known): (Vec<&str>, Vec<&str>) = (fresh.lines().collect(), known.lines().collect());
     if fresh.len() != known.len() {

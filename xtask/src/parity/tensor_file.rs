@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// A tensor of a file, in its bytes.
+/// A tensor of a file, as bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tensor<'a> {
     /// The type's name in the file: `F32`, `BF16`, `I64`.
@@ -16,7 +16,7 @@ pub(super) struct Tensor<'a> {
 /// The tensors of a file by their names.
 ///
 /// # Errors
-/// One line about bytes that are no such file, or a tensor whose bytes are not those of its shape.
+/// One line about bytes that are no safetensors file, or a tensor whose bytes do not fit its shape.
 pub(super) fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor<'_>>, String> {
     let (header, data) = parts(bytes).ok_or("the header is longer than the file")?;
     let header: BTreeMap<String, Value> =
@@ -56,7 +56,7 @@ impl Tensor<'_> {
         })
     }
 
-    /// The values of floats, and the bytes of other types.
+    /// The values of a float tensor, or the bytes of another tensor as numbers.
     pub(super) fn numbers(&self) -> Vec<f64> {
         let data = self.data;
         match self.dtype.as_str() {

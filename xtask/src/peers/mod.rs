@@ -1,5 +1,5 @@
-//! `cargo xtask bench --peers`: operations by shape and whole steps in lowtide and in PyTorch, in
-//! turns on one machine, as a table and a page.
+//! `cargo xtask bench --peers`: measures operations by shape and whole steps in lowtide and in
+//! PyTorch, alternately on one machine, and writes a table and a page.
 
 mod page;
 mod program;
@@ -29,7 +29,7 @@ const PYTORCH: Packages = Packages {
 const USAGE: &str = "bench --peers takes [--threads N] [--rounds N] [--dtype f32|bf16] \
                      [--only TEXT] [--before FILE.jsonl]";
 
-/// The beginning of the names of whole steps.
+/// The prefix of the names of whole steps.
 const STEP: &str = "whole-step ";
 
 /// One measurement of an operation or a step.
@@ -39,12 +39,12 @@ pub struct Sample {
     pub peer: String,
     /// Network, layer, operation and part; or `whole-step` and the network.
     pub operation: String,
-    /// The fastest run.
+    /// Time of the fastest run.
     pub min_ms: f64,
-    /// The mean magnitude of the result, or the sum of the first two losses: equal numbers show
-    /// equal work.
+    /// The mean magnitude of the result, or the sum of the first two losses. Equal numbers show
+    /// that the programs computed the same.
     pub magnitude: f64,
-    /// Memory of a step, in MB above the memory before the first.
+    /// Memory of a step, in MB above the memory before the first step.
     pub peak_mb: Option<f64>,
 }
 
@@ -116,10 +116,10 @@ impl Options {
 }
 
 /// Runs the comparison, writes `target/peers-DTYPE.md`, `.html` and `.jsonl`, and prints their
-/// paths. False if the peers computed other numbers somewhere.
+/// paths. False if programs computed different numbers somewhere.
 ///
 /// # Errors
-/// One line about arguments, programs that are missing or fail, and files.
+/// One line about arguments, about programs that are missing or fail, and about files.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool, String> {
     let options = Options::parse(arguments)?;
     let before = options.before.as_deref().map(read_samples).transpose()?;

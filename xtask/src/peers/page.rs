@@ -1,5 +1,5 @@
-//! The page of a comparison: a bar for each step and each operation, by network. It needs no other
-//! file.
+//! The page of a comparison: a bar for each step and each operation, by network. The page needs no
+//! other file.
 
 use std::fmt::Write;
 
@@ -18,13 +18,13 @@ svg{display:block;width:100%;height:14px}.own{fill:var(--own)}.over{fill:var(--o
 .slow{fill:#8888}\
 line{stroke:var(--line)}p{margin:.3rem 0}";
 
-/// The range of ratios that bars show.
+/// The range of ratios in the plot.
 const RANGE: [f64; 2] = [0.125, 8.0];
 
 /// Width of the plot, in its own units.
 const WIDTH: f64 = 600.0;
 
-/// The place of a ratio on the plot, by its logarithm.
+/// The horizontal position of a ratio in the plot, on a logarithmic scale.
 fn place(ratio: f64) -> f64 {
     let [low, high] = RANGE;
     (ratio.clamp(low, high) / low).ln() / (high / low).ln() * WIDTH

@@ -1,4 +1,5 @@
-//! A program of the comparison. It waits for a line before it works, so that several take turns.
+//! A program of the comparison. A program waits for a line before it works, so that several
+//! programs take turns.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -21,8 +22,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts a program. One that `keeps_pages` does not give freed memory back to the system, so
-    /// that its steps take no new pages.
+    /// Starts a program. With `keeps_pages`, the program does not return freed memory to the
+    /// system, so that its steps take no new pages.
     pub(super) fn start(mut command: Command, keeps_pages: bool) -> Result<Program, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         if keeps_pages {
@@ -54,8 +55,8 @@ impl Program {
         self.answer()
     }
 
-    /// [`Program::ask`], and the largest growth of the program's memory in MB; `None` where the
-    /// system does not say.
+    /// [`Program::ask`], and the largest growth of the program's memory in MB; `None` if the system
+    /// does not report memory.
     pub(super) fn ask_for_memory(&mut self, line: &str) -> Result<(Value, Option<f64>), String> {
         let place = Path::new("/proc").join(self.child.id().to_string()).join("smaps_rollup");
         let Some(before) = own_kb(&place) else { return Ok((self.ask(line)?, None)) };
@@ -77,7 +78,7 @@ impl Program {
     }
 }
 
-/// Memory without a file behind it, each page once.
+/// Memory that is not backed by a file, in kB, with each page counted once.
 fn own_kb(smaps_rollup: &Path) -> Option<u64> {
     let text = fs::read_to_string(smaps_rollup).ok()?;
     let of = |name: &str| -> Option<u64> {
@@ -88,7 +89,7 @@ fn own_kb(smaps_rollup: &Path) -> Option<u64> {
 }
 
 impl Drop for Program {
-    /// Ends the program at once.
+    /// Kills the program.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! The programs of a comparison: their modes, their commands, and the turns in which they measure.
+//! The programs of a comparison: their modes, their commands, and the order of measurements.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,26 +33,26 @@ const OF_SEQUENCES: &[&str] = &["wavenet", "bert", "gpt2", "llama", "lstm"];
 const OPERATION_MODES: &[&str] = &["eager", "channels-last", MKL_AVX512];
 const STEP_MODES: &[&str] = &["eager", "fused", "channels-last", COMPILED, MKL_AVX512];
 
-/// The mode with a compiler in the process, whose memory would count as that of the steps.
+/// The mode with a compiler in the process, whose memory would count as memory of the steps.
 const COMPILED: &str = "compiled";
 
-/// The mode in which MKL takes the processor for Intel's: on others it uses AVX2 at most. PyTorch
-/// runs "eager" for operations and "fused" for steps.
+/// The mode that makes MKL use AVX-512 on CPUs of other makers, where MKL uses AVX2 at most.
+/// PyTorch runs "eager" for operations and "fused" for steps.
 pub(super) const MKL_AVX512: &str = "mkl-avx512";
 
 pub(super) struct Programs<'a> {
     /// lowtide's program.
     pub(super) own: PathBuf,
-    /// The Python that has PyTorch, and the folder of its scripts.
+    /// The Python with PyTorch, and the folder of its scripts.
     pub(super) python: PathBuf,
     pub(super) scripts: PathBuf,
-    /// The library that answers for MKL; `None` leaves the mode out.
+    /// The library that overrides MKL's check of the CPU; `None` leaves the mode out.
     pub(super) mkl_answer: Option<PathBuf>,
     pub(super) options: &'a Options,
 }
 
-/// A library, loaded before MKL's, that says that the processor is Intel's. `None` where MKL uses
-/// all instructions anyway, or without a C compiler, which is printed.
+/// Builds a library that is loaded before MKL and reports an Intel CPU. `None` if MKL uses all
+/// instructions anyway. `None` without a C compiler, which is printed.
 pub(super) fn mkl_answer(root: &Path) -> Result<Option<PathBuf>, String> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if cpu.contains("GenuineIntel") || !cpu.contains(" avx512f ") {
@@ -70,7 +70,7 @@ pub(super) fn mkl_answer(root: &Path) -> Result<Option<PathBuf>, String> {
     }
 }
 
-/// The names of the operations that are asked for.
+/// The names of the selected operations.
 pub(super) fn operations(own: &Path, options: &Options) -> Result<Vec<String>, String> {
     let mut list = Command::new(own);
     list.args(["sweep", &options.threads.to_string(), "--only", &options.only, "--list"]);
@@ -78,7 +78,7 @@ pub(super) fn operations(own: &Path, options: &Options) -> Result<Vec<String>, S
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// The networks whose steps are asked for.
+/// The networks whose steps are selected.
 pub(super) fn networks(options: &Options) -> impl Iterator<Item = &'static str> {
     NETWORKS.iter().copied().filter(|network| format!("{STEP}{network}").contains(&options.only))
 }
@@ -96,7 +96,7 @@ impl Programs<'_> {
         let is_of_sequences = OF_SEQUENCES.contains(&name);
         match mode {
             "channels-last" => !is_of_sequences,
-            // Convolutions, formulas and half types are not MKL's.
+            // PyTorch does not use MKL for convolutions, formulas and half types.
             MKL_AVX512 if self.mkl_answer.is_some() && self.options.dtype == "f32" => {
                 is_of_sequences || name.contains(" linear ") || name.contains(" attention ")
             }
@@ -105,7 +105,7 @@ impl Programs<'_> {
         }
     }
 
-    /// PyTorch's `script` in a mode, for `what`.
+    /// The command of PyTorch's `script` in a mode, for the operation or network `what`.
     fn pytorch(&self, script: &str, what: Option<&str>, mode: &str) -> Command {
         let Options { threads, dtype, .. } = self.options;
         let mut command = Command::new(&self.python);
@@ -121,7 +121,7 @@ impl Programs<'_> {
         command
     }
 
-    /// Measures operations: each in all programs before the next.
+    /// Measures operations: each operation in all programs before the next operation.
     pub(super) fn operations(&self, names: &[String]) -> Result<Vec<Sample>, String> {
         let mut samples = Vec::new();
         if names.is_empty() {
@@ -138,8 +138,8 @@ impl Programs<'_> {
                 programs.push((Some(mode), torch(mode)?));
             }
         }
-        // The first operation is asked twice: a program that answered has started, and takes no
-        // processor from the others.
+        // The first operation is asked twice. After the first answer a program has started, and its
+        // start takes no CPU time from the others.
         for (_, program) in &mut programs {
             program.ask(&names[0])?;
         }
@@ -150,7 +150,7 @@ impl Programs<'_> {
                     continue;
                 }
                 let answer = program.ask(name)?;
-                // A mode that makes no difference for the operation answers with nothing.
+                // A mode that makes no difference for the operation answers with an empty object.
                 if answer.as_object().is_none_or(|fields| !fields.is_empty()) {
                     let sample = Sample::of(&answer);
                     let sample = sample.ok_or_else(|| format!("{name}: not a sample: {answer}"))?;
@@ -161,8 +161,8 @@ impl Programs<'_> {
         Ok(samples)
     }
 
-    /// Measures the steps that are asked for: each network in all programs before the next, with
-    /// the memory if it `is_watched`.
+    /// Measures the selected steps: each network in all programs before the next network. With
+    /// `is_watched`, the memory is measured too.
     pub(super) fn steps(&self, is_watched: bool) -> Result<Vec<Sample>, String> {
         let mut samples = Vec::new();
         for network in networks(self.options) {
@@ -197,15 +197,15 @@ impl Programs<'_> {
             peer: peer(mode),
             operation: format!("{STEP}{network}"),
             min_ms: timed["min_ms"].as_f64().ok_or("no time")?,
-            // Losses before and after the first update: later losses differ between PyTorch's own
-            // modes.
+            // Only the losses before and after the first update: later losses differ between
+            // PyTorch's own modes.
             magnitude: losses.iter().take(2).filter_map(Value::as_f64).sum(),
             peak_mb,
         })
     }
 }
 
-/// The name of PyTorch in a mode, or of lowtide.
+/// The name of PyTorch in a mode, or `lowtide`.
 fn peer(mode: Option<&str>) -> String {
     mode.map_or_else(|| "lowtide".to_owned(), |mode| format!("torch-{mode}"))
 }

@@ -7,30 +7,30 @@ use super::programs::MKL_AVX512;
 use super::{STEP, Sample};
 use crate::bench::Machine;
 
-/// The number of the worst operations that are listed.
+/// Number of the worst operations in the report.
 const WORST: usize = 10;
 
-/// An operation in all programs: times of the fastest run of all rounds, in milliseconds.
+/// An operation in all programs, with the time of the fastest of all runs in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Network, layer, operation and part; or `whole-step` and the network.
     pub operation: String,
     /// lowtide's time.
     pub own_ms: f64,
-    /// lowtide's time in the slowest round by its time in the fastest.
+    /// lowtide's time in the slowest round divided by its time in the fastest round.
     pub spread: f64,
-    /// The fastest other program, as installed, and its time.
+    /// The fastest other program as installed, and its time.
     pub other: (String, f64),
-    /// The fastest other program if MKL may use AVX-512, if that was measured.
+    /// The fastest other program if MKL may use AVX-512, and its time, if this was measured.
     pub with_mkl_avx512: Option<(String, f64)>,
     /// True if the programs computed different numbers.
     pub differs: bool,
-    /// Memory of a step in MB: lowtide's, and the leanest other program's.
+    /// Memory of a step in MB: lowtide's, and the smallest of the other programs.
     pub peak_mb: Option<[f64; 2]>,
 }
 
 impl Row {
-    /// lowtide's time by the fastest other program's: below 1 lowtide is faster.
+    /// lowtide's time divided by the fastest other program's time; below 1, lowtide is faster.
     pub fn ratio(&self) -> f64 {
         self.own_ms / self.other.1
     }
@@ -50,12 +50,12 @@ impl Row {
     }
 }
 
-/// The least memory of some programs.
+/// The smallest memory of some programs.
 fn least_mb(of: &[&Sample]) -> Option<f64> {
     of.iter().filter_map(|sample| sample.peak_mb).reduce(f64::min)
 }
 
-/// The operations that lowtide and another program measured, in the order of the samples.
+/// The operations that both lowtide and another program have measured, in the order of the samples.
 pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
     let tolerance = if dtype == "f32" { 1e-3 } else { 3e-2 };
     let of = |operation: &str, is_own: bool| -> Vec<&Sample> {
@@ -98,8 +98,8 @@ pub fn rows(samples: &[Sample], dtype: &str) -> Vec<Row> {
     names.into_iter().filter_map(row).collect()
 }
 
-/// The rows with the other program's time if MKL may use AVX-512, which it does on Intel's
-/// processors alone.
+/// The rows with the other program's time if MKL may use AVX-512, which MKL uses only on Intel's
+/// CPUs.
 pub(super) fn with_mkl_avx512(rows: &[Row]) -> Vec<Row> {
     let with = |row: &Row| Some(Row { other: row.with_mkl_avx512.clone()?, ..row.clone() });
     rows.iter().filter_map(with).collect()
@@ -163,7 +163,7 @@ pub fn report(machine: &Machine, title: &str, rows: &[Row], before: Option<&[Sam
     text
 }
 
-/// A table of the memory of steps, if it was measured.
+/// A table of the memory of steps, if memory was measured.
 fn memory(steps: &[&Row]) -> String {
     let line = |row: &&Row| {
         let [own, other] = row.peak_mb?;
@@ -215,7 +215,7 @@ fn table(rows: &[&Row], before: Option<&[Sample]>) -> String {
     text
 }
 
-/// A table of the ratios of all rows with one name.
+/// A table of the mean ratios of rows, grouped by `name`.
 fn means(rows: &[&Row], title: &str, name: impl Fn(&Row) -> String) -> String {
     let mut text = format!("\n| {title} | operations | ratio | worst |\n|---|--:|--:|--:|\n");
     let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();

@@ -1,17 +1,17 @@
-//! The sections of `--deep`: sanitizers, models, workspaces apart, long property tests.
+//! The sections of `--deep`: sanitizers, models, separate workspaces, long property tests.
 
 use super::Options;
 use super::needs::{Needs, SANITIZER_TARGET};
 use super::plan::{CASES, Counting, DEEP_CASES, Section, WITH_CUDA};
 
-/// The configuration with which cargo starts tests under the address sanitizer of the C++ compiler.
-/// Cargo itself runs without it.
+/// The configuration that makes cargo start tests under the address sanitizer of the C++ compiler.
+/// Cargo itself runs without the sanitizer.
 const PRELOADED: &str = concat!(
     "target.x86_64-unknown-linux-gnu.runner = [\"sh\", \"-c\", ",
     "'exec env LD_PRELOAD=\"$(${CXX:-c++} -print-file-name=libasan.so)\" \"$0\" \"$@\"']",
 );
 
-/// A kernel's fault ends the device, not the process, and is reported each time.
+/// A kernel's fault stops the device, not the process, and is reported each time.
 const PRELOADED_OPTIONS: &str = "halt_on_error=0:suppress_equal_pcs=0:detect_leaks=0";
 
 /// The crates that hold the unsafe code, by folder.
@@ -20,7 +20,7 @@ const SANITIZED: &[&str] = &["allocator", "tensor"];
 /// The crates with loom models, by folder.
 const MODELLED: &[&str] = &["allocator", "tensor"];
 
-/// A workspace of its own, which nothing else builds.
+/// A separate workspace, which no other section builds.
 struct Apart {
     name: &'static str,
     /// The folder of the crate that the workspace belongs to.
@@ -67,8 +67,8 @@ pub(super) fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         sections.push(sanitized_kernels(scope));
     }
     if let Some(packages) = wanted(options, &["allocator"]) {
-        // Tests of whole allocators are left out: Miri knows no shared mappings, and would take
-        // hours for the others.
+        // Tests of whole allocators are left out: Miri does not support their shared mappings, and
+        // would take hours for the other tests.
         let command = format!("miri test {packages} --no-fail-fast --lib -- --show-output");
         // proptest reads the current directory to find its regression files.
         sections.push(
@@ -90,7 +90,7 @@ pub(super) fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
             "test {packages} --no-fail-fast {targets} --release --target-dir target/loom \
              models:: -- --show-output"
         );
-        // Loom's documentation: 2 or 3 preemptions catch most bugs.
+        // The documentation of loom says that 2 or 3 preemptions catch most bugs.
         sections.push(
             Section::new("loom", &command, Counting::Runners)
                 .env("RUSTFLAGS", "--cfg lowtide_loom")
@@ -101,7 +101,7 @@ pub(super) fn deep_sections(options: &Options, scope: &str) -> Vec<Section> {
         APART.iter().filter(|apart| options.concerns(apart.folder))
     {
         let command = format!("{command} --manifest-path {manifest} --target-dir target/apart");
-        // libFuzzer is C++.
+        // libFuzzer is written in C++.
         sections.push(Section::new(name, &command, Counting::Status).needs(Needs::CppCompiler));
     }
     if options.concerns("scoreboard") {
@@ -129,15 +129,15 @@ fn sanitizers(packages: &str) -> [Section; 2] {
             "test {packages} --no-fail-fast --tests {cargo} --target {SANITIZER_TARGET} \
              --target-dir target/sanitizers/{folder} -- --show-output {runner}"
         );
-        // The bootstrap variable opens `-Z` flags on a stable compiler.
+        // The bootstrap variable allows `-Z` flags on a stable compiler.
         Section::new(name, &command, Counting::Runners).env("RUSTC_BOOTSTRAP", "1")
     };
     [
         section("address sanitizer", "address", ["", ""])
             .needs(Needs::SanitizerTarget)
             .env("RUSTFLAGS", "-Zsanitizer=address"),
-        // The sanitizer of threads does not see mappings come and go: of two tests at once, one may
-        // get the address that the other has just given back, which looks like a race.
+        // The thread sanitizer does not track mappings. If one of two concurrent tests gets an
+        // address that the other has just released, this looks like a race.
         section("thread sanitizer", "thread", ["-Zbuild-std", "--test-threads=1"])
             .needs(Needs::StandardSources)
             .env("RUSTFLAGS", "-Zsanitizer=thread --cfg lowtide_thread_sanitizer"),

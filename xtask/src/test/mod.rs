@@ -1,4 +1,5 @@
-//! `cargo xtask test`: every check, in sections. [`plan()`] says what runs; [`run`] runs it.
+//! `cargo xtask test`: every check, in sections. [`plan()`] selects the sections; [`run`] runs
+//! them.
 
 mod deep;
 mod needs;
@@ -21,11 +22,11 @@ use crate::{tidy, workspace};
 /// The arguments of `test`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// A crate folder; `None` is the whole workspace.
+    /// A crate folder; `None` for the whole workspace.
     pub filter: Option<String>,
-    /// True for the slow sections too.
+    /// True if the slow sections run too.
     pub deep: bool,
-    /// The sections to run, by name; all if there is none.
+    /// The names of the sections to run; all sections if empty.
     pub sections: Vec<String>,
 }
 
@@ -52,16 +53,17 @@ impl Options {
         Ok(options)
     }
 
-    /// True if the crate in `folder` was asked for.
+    /// True if the crate in `folder` is selected.
     fn concerns(&self, folder: &str) -> bool {
         self.filter.as_deref().is_none_or(|filter| filter == folder)
     }
 }
 
-/// Runs the plan; a section that fails does not stop the following ones. True if none failed.
+/// Runs the plan. A section that fails does not stop the following sections. True if no section
+/// failed.
 ///
 /// # Errors
-/// One line if the filter names no crate; nothing ran then.
+/// One line if the filter names no crate; no section runs then.
 pub fn run(root: &Path, options: &Options) -> Result<bool, String> {
     let package = match &options.filter {
         None => None,
@@ -109,7 +111,7 @@ pub fn run(root: &Path, options: &Options) -> Result<bool, String> {
     Ok(total.failed == 0)
 }
 
-/// `38.4 s`, and from a minute on `12 min 5 s`.
+/// The time as `38.4 s`, or as `12 min 5 s` from a minute on.
 fn in_words(time: Duration) -> String {
     match time.as_secs() {
         0..60 => format!("{:.1} s", time.as_secs_f64()),

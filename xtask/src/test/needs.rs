@@ -1,4 +1,4 @@
-//! The needs of a section of `cargo xtask test`, and the reason why it cannot run without them.
+//! The needs of a section of `cargo xtask test`, and the reason why a section cannot run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +11,30 @@ use crate::{scoreboard, workspace};
 /// The target of the sanitizer sections.
 pub(super) const SANITIZER_TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A need of a section beside cargo and the compiler.
+/// A need of a section, apart from cargo and the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing.
+    /// Nothing is needed.
     Nothing,
     /// A cargo subcommand that answers `--version`.
     Subcommand(&'static str),
     /// A C++ compiler.
     CppCompiler,
-    /// A machine of the one target that the sanitizer sections are written for.
+    /// A machine of the target of the sanitizer sections.
     SanitizerTarget,
-    /// A machine of that target, with the sources of the standard library.
+    /// A machine of the target of the sanitizer sections, with the sources of the standard library.
     StandardSources,
     /// A Python with the libraries whose suites are run.
     Suites,
-    /// A machine of that target, with a C++ compiler and the library of its address sanitizer.
+    /// A machine of the target of the sanitizer sections, with a C++ compiler and the library of
+    /// its address sanitizer.
     CompilerSanitizer,
-    /// An MPI that starts processes, its compiler, and the libclang that reads its headers.
+    /// An MPI that starts processes, its compiler, and libclang, which reads MPI's headers.
     Mpi,
 }
 
 impl Needs {
-    /// The reason why the section cannot run here; `None` if it can.
+    /// The reason why the section cannot run here; `None` if it can run.
     pub(super) fn missing(self, root: &Path) -> Option<String> {
         let target_is_here = cfg!(all(target_arch = "x86_64", target_os = "linux"));
         match self {
@@ -73,7 +74,7 @@ impl Needs {
     }
 }
 
-/// The reason why there can be no processes of MPI here.
+/// The reason why MPI cannot start processes here.
 fn missing_mpi(root: &Path) -> Option<String> {
     for tool in ["mpicc", "mpirun"] {
         if workspace::first_line_of(root, tool, &["--version"]).is_none() {
@@ -88,7 +89,7 @@ fn missing_mpi(root: &Path) -> Option<String> {
     (!ends_well(started.stderr(Stdio::null()))).then(|| "`mpirun -n 2 true` fails".to_owned())
 }
 
-/// True if libclang is where `clang-sys` looks.
+/// True if libclang is in a place that `clang-sys` searches.
 fn has_libclang() -> bool {
     if std::env::var_os("LIBCLANG_PATH").is_some() {
         return true;
@@ -102,7 +103,7 @@ fn has_libclang() -> bool {
     versions.chain(others.map(PathBuf::from)).any(|folder| has_it(&folder))
 }
 
-/// True if a program ends within a quarter of a minute, without an error.
+/// True if a program ends without an error within 15 seconds.
 fn ends_well(command: &mut Command) -> bool {
     let Ok(mut child) = command.spawn() else { return false };
     for _ in 0..150 {
@@ -126,7 +127,8 @@ fn answers(root: &Path, tool: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// True if the compiler has the file: one without prints the bare name.
+/// True if the compiler has the sanitizer's library. A compiler without the library prints the bare
+/// name.
 fn has_sanitizer(root: &Path, compiler: &str) -> bool {
     workspace::first_line_of(root, compiler, &["-print-file-name=libasan.so"])
         .is_some_and(|path| Path::new(&path).is_absolute() && Path::new(&path).exists())

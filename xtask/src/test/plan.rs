@@ -1,15 +1,15 @@
-//! The sections of a run: which cargo commands, in which order, and what is left out.
+//! The sections of a run: the cargo commands, their order, and the sections that are left out.
 
 use super::Options;
 use super::deep::deep_sections;
 use super::needs::Needs;
 
-/// The way in which the output of a section is counted.
+/// The rule for counting the output of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counting {
     /// The exit status is one check.
     Status,
-    /// The output is that of test runners, see [`crate::tally`].
+    /// The output comes from test runners; see [`crate::tally`].
     Runners,
     /// [`crate::tidy`] runs in this process; each of its checks counts as one.
     Tidy,
@@ -24,9 +24,9 @@ pub struct Section {
     pub arguments: Vec<String>,
     /// Variables set for the command.
     pub environment: Vec<(&'static str, String)>,
-    /// The section is skipped where this is missing.
+    /// The need of the section, which is skipped if the need is not met.
     pub needs: Needs,
-    /// The way in which the output is counted.
+    /// The rule for counting the output.
     pub counting: Counting,
 }
 
@@ -58,24 +58,25 @@ pub(super) const WITH_CUDA: &[&str] = &[
     "lowtide-scoreboard",
 ];
 
-/// The number of cases of a property test. Some other tests take it as the number of their rounds.
+/// The variable with the number of cases of a property test. Some other tests use the number as
+/// their number of rounds.
 pub(super) const CASES: &str = "PROPTEST_CASES";
 pub(super) const DEEP_CASES: &str = "2000";
 
-/// The feature with which ranks are processes that MPI starts.
+/// The feature that makes ranks processes of MPI.
 const MPI: &str = "lowtide-cli/mpi";
 
-/// The sections of a run, and the names of the sections left out.
+/// The sections of a run, and lines about the sections left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In the order they run.
+    /// The sections, in the order in which they run.
     pub sections: Vec<Section>,
-    /// Lines that are printed before the skips. A section that was not asked for is no skip.
+    /// Lines that are printed before the skips. A section that was not selected is no skip.
     pub left_out: Vec<String>,
 }
 
 impl Plan {
-    /// Leaves out every section but those of some names.
+    /// Leaves out every section whose name is not in `names`.
     fn keep(&mut self, names: &[String]) {
         let is_wanted = |section: &Section| names.iter().any(|name| name == section.name);
         let sections = std::mem::take(&mut self.sections);
@@ -87,7 +88,7 @@ impl Plan {
 
 /// The sections for `options`, where `package` is the package name of the filter.
 ///
-/// The tests, doc tests, benches and ranks are of one selection of packages and features, so that
+/// The tests, doc tests, benches and ranks have one selection of packages and features, so that
 /// cargo builds each crate once for all of them.
 pub fn plan(options: &Options, package: Option<&str>) -> Plan {
     let scope = scope(package);
@@ -97,7 +98,8 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
     plan.sections.extend(ranks(options, package, &scope));
     plan.sections.extend(other_features(package));
     if package.is_none() {
-        // All at once: a crate alone cannot be packaged before its dependencies are published.
+        // All crates at once: a crate alone cannot be packaged before its dependencies are
+        // published.
         plan.sections.push(Section::new(
             "package",
             "package --workspace --exclude xtask --exclude lowtide-scoreboard --allow-dirty \
@@ -127,8 +129,8 @@ fn names_of(sections: &[Section]) -> String {
     sections.iter().map(|section| section.name).collect::<Vec<_>>().join(", ")
 }
 
-/// The packages and features of a build: with CUDA, whose tests run on the pretend driver, and skip
-/// themselves where that cannot be built.
+/// The packages and features of a build, with CUDA. The tests of CUDA run on the pretend driver,
+/// and skip themselves if the pretend driver cannot be built.
 pub(crate) fn scope(package: Option<&str>) -> String {
     match package {
         None => {
@@ -164,8 +166,8 @@ fn runners(scope: &str) -> [Section; 3] {
     [
         runner("tests", "--lib --bins --tests --examples -- --show-output"),
         runner("doc tests", "--doc -- --show-output"),
-        // Criterion runs each case once when cargo does not say `--bench`. Unlike
-        // `cargo bench -- --test` this needs no second, optimised build of everything.
+        // Criterion runs each case once if cargo does not pass `--bench`. Unlike `cargo bench --
+        // --test`, this needs no second, optimised build of all crates.
         runner("benches, once each", "--benches"),
     ]
 }
@@ -183,7 +185,7 @@ fn ranks(options: &Options, package: Option<&str>, scope: &str) -> Option<Sectio
     Some(if options.deep { ranks.env(CASES, DEEP_CASES) } else { ranks })
 }
 
-/// The crates as other projects have them, without features that tests and other crates switch on.
+/// Builds each crate as other projects do, without features that tests and other crates enable.
 fn other_features(package: Option<&str>) -> Vec<Section> {
     let mut sections = Vec::new();
     if package.is_none_or(|name| WITH_CUDA.contains(&name)) {

@@ -1,5 +1,5 @@
-//! Which lines of a section are printed: everything about failures, little about success. A pure
-//! state machine over lines.
+//! Selection of the printed lines of a section: everything about failures, little about success. A
+//! pure state machine over lines.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use crate::tally::without_colour;
 /// The stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Standard output: of test runners, of `cargo fmt`.
+    /// Standard output, of test runners and of `cargo fmt`.
     Output,
-    /// Standard error: cargo and the compiler.
+    /// Standard error, of cargo and the compiler.
     Error,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Decides which lines are printed.
+/// Selects the lines that are printed.
 #[derive(Debug)]
 pub struct Quiet {
     counting: Counting,
@@ -50,7 +50,7 @@ impl Quiet {
         Self { counting, is_in_failures: false, progress: Progress::default() }
     }
 
-    /// Reads the next line; true if it is to be printed.
+    /// Reads the next line; true if the line should be printed.
     pub fn shows(&mut self, source: Source, line: &str) -> bool {
         let line = without_colour(line);
         let line = line.trim_end();
@@ -95,7 +95,7 @@ impl Quiet {
     }
 }
 
-/// The verb and the rest of a status line of cargo: the verb ends in the twelfth column.
+/// The verb and the rest of a status line of cargo, whose verb ends in the twelfth column.
 fn status(line: &str) -> Option<(&str, &str)> {
     let (verb, what) = (line.get(..12)?, line.get(12..)?.strip_prefix(' ')?);
     let verb = verb.trim_start();

@@ -1,5 +1,5 @@
-//! Runs the command of a section: its whole output goes to a file, failures and a sign of life to
-//! the screen.
+//! Runs the command of a section. The whole output goes to a file; failures and progress lines go
+//! to the screen.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
@@ -15,14 +15,14 @@ use super::plan::Counting;
 use super::quiet::{Quiet, Source};
 use crate::tally::{Counts, Tally};
 
-/// The time between two signs of life, on a terminal and elsewhere.
+/// The time between two progress lines, on a terminal and elsewhere.
 const ON_TERMINAL: Duration = Duration::from_secs(1);
 const ELSEWHERE: Duration = Duration::from_secs(60);
 
-/// The width of a sign of life, which has to fit one line of a terminal.
+/// Width of a progress line, which must fit in one line of a terminal.
 const COLUMNS: usize = 79;
 
-/// Takes the sign of life from a terminal's last line.
+/// Clears the progress line of a terminal.
 const CLEAR: &str = "\r\u{1b}[K";
 
 /// Runs `command` and counts its output, which is written to `log`.
@@ -33,7 +33,7 @@ pub(super) fn run(command: &mut Command, counting: Counting, log: &Path) -> io::
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder)?;
     }
-    // Cargo sees a pipe and would drop its colours.
+    // Cargo sees a pipe and would omit its colours.
     if std::env::var_os("CARGO_TERM_COLOR").is_none() && io::stderr().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
     }
@@ -76,7 +76,7 @@ fn lock<'a>(screen: &'a Mutex<Screen>) -> MutexGuard<'a, Screen> {
 fn relay(from: impl Read, source: Source, screen: &Mutex<Screen>) {
     let mut reader = BufReader::new(from);
     let mut line = Vec::new();
-    // A reader that fails has no more lines.
+    // A reader that fails gives no more lines.
     while reader.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
         lock(screen).read(source, &line);
         line.clear();
@@ -88,7 +88,7 @@ struct Screen {
     tally: Tally,
     log: File,
     is_terminal: bool,
-    /// True while the last line of the terminal is a sign of life.
+    /// True while the last line of the terminal is a progress line.
     has_sign: bool,
 }
 
@@ -103,8 +103,8 @@ impl Screen {
         }
     }
 
-    /// Takes a line of the command. A writer that fails (a closed terminal, a full disk) must not
-    /// stop the reading, or the child would block on a full pipe.
+    /// Processes a line of the command. A writer that fails (a closed terminal, a full disk) must
+    /// not stop the reading, because the child would then block on a full pipe.
     fn read(&mut self, source: Source, line: &[u8]) {
         let _ = self.log.write_all(line);
         let text = String::from_utf8_lossy(line);

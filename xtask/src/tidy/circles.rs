@@ -1,18 +1,19 @@
-//! Circles of files that import each other: no member is understood without the others.
+//! Circles of files that import each other: no file of a circle can be understood without the
+//! others.
 
 use super::Finding;
 use crate::tree::Tree;
 use crate::tree::circles::circles;
 use crate::tree::modules::{imports, modules};
 
-/// The size that a reader can still hold.
+/// Maximum size of a circle that a reader can still follow.
 const FILES_MAX: usize = 6;
 
-/// The sizes of the circles that are larger than `FILES_MAX`, by the folders of their crates.
+/// The sizes of known circles that are larger than `FILES_MAX`, by the folder of their crate.
 const KNOWN: &[(&str, &[usize])] = &[("tensor", &[12])];
 
-/// Circles of more than `FILES_MAX` files that `KNOWN` does not have, and smaller ones than it has,
-/// at their first files.
+/// Circles of more than `FILES_MAX` files that are not in `KNOWN`, and circles that are smaller
+/// than in `KNOWN`, reported at their first file.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for folder in tree.crates() {

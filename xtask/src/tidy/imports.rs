@@ -1,10 +1,10 @@
-//! The import graph of the workspace: which crate may depend on which.
+//! The import graph of the workspace: the crates that each crate may depend on.
 
 use super::Finding;
 use crate::tree::Tree;
 
-/// Each crate with the crates that its arrows point to. It may also import the crates that it
-/// reaches through them.
+/// Each crate with the crates that its arrows point to. A crate may also import the crates that it
+/// reaches through other crates.
 const ARROWS: [(&str, &[&str]); 13] = [
     ("allocator", &[]),
     ("trace", &["allocator"]),
@@ -21,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("xtask", &[]),
 ];
 
-/// Dependencies between members that no arrow leads to, and members outside the graph.
+/// Dependencies between members without an arrow, and members outside the graph.
 ///
 /// Dev-dependencies are free: they do not reach the users of a crate.
 pub fn check(tree: &Tree) -> Vec<Finding> {
@@ -73,13 +73,14 @@ fn imports(manifest: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// `[dependencies]`, `[build-dependencies]` and their longer forms: `[dependencies.NAME]`,
+/// True for `[dependencies]`, `[build-dependencies]` and their longer forms: `[dependencies.NAME]`,
 /// `[target.'cfg(..)'.dependencies]`.
 fn is_dependency_table(header: &str) -> bool {
     header.contains("dependencies") && !header.contains("dev-dependencies")
 }
 
-/// Finds a renamed import too: `memory = { package = "lowtide-allocator" }`.
+/// The members in a line of a manifest, also under another name: `memory = { package =
+/// "lowtide-allocator" }`.
 fn members_named_in(line: &str) -> impl Iterator<Item = &str> {
     line.split("lowtide-").skip(1).map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_');

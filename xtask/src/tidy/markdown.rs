@@ -1,9 +1,9 @@
-//! Markdown: relative links and anchors lead somewhere, and the recipes name files that are there.
+//! Markdown: relative links and anchors exist, and the recipes name existing files.
 
 use super::Finding;
 use crate::tree::{File, Tree};
 
-/// Relative links to files that are not tracked, and anchors that no heading has.
+/// Relative links to files that are not tracked, and anchors without a heading.
 ///
 /// Addresses with a scheme are not followed: the check needs no network.
 pub fn check_links(tree: &Tree) -> Vec<Finding> {
@@ -20,7 +20,7 @@ pub fn check_links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Paths in the code spans of `CONTRIBUTING.md` that lead to no file and no folder. A part in
+/// Paths in the code spans of `CONTRIBUTING.md` that are neither a file nor a folder. A part in
 /// capital letters, as in `src/ops/NAME`, stands for any name.
 pub fn check_recipes(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -63,14 +63,15 @@ fn follow(tree: &Tree, from: &File, target: &str) -> Result<(), String> {
     }
 }
 
-/// `https:`, `mailto:`; but neither a path nor a Rust path such as `crate::Tensor`.
+/// True for `https:` and `mailto:`, but not for a path or a Rust path such as `crate::Tensor`.
 fn has_scheme(target: &str) -> bool {
     target.split_once(':').is_some_and(|(scheme, rest)| {
         !rest.starts_with(':') && scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '+')
     })
 }
 
-/// `link` as seen from the file `from`, relative to the root; `None` if it leads above it.
+/// `link` in the file `from` as a path relative to the root; `None` if the link leads above the
+/// root.
 fn resolve(from: &str, link: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -86,7 +87,7 @@ fn resolve(from: &str, link: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The lines outside fenced code, each with its index, with code spans taken out.
+/// The lines outside fenced code, without code spans, each with its index.
 fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut fence: Option<&str> = None;
     text.lines().enumerate().filter_map(move |(index, line)| {
@@ -102,7 +103,7 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// Replaces each code span by a letter, so that a link whose text is code still has a text.
+/// Replaces each code span by a letter, so that a link whose text is code keeps a text.
 fn without_code_spans(line: &str) -> String {
     let parts: Vec<&str> = line.split('`').collect();
     let closed = parts.len() % 2 == 1;
@@ -130,7 +131,8 @@ fn link_targets(line: &str) -> Vec<String> {
     targets
 }
 
-/// `target`, `<target>` or `target "title"`, up to `end`; names of this project have no blanks.
+/// The target of `target`, `<target>` or `target "title"`, up to `end`. Names in this project have
+/// no blanks.
 fn target_at_start(rest: &str, end: char) -> Option<String> {
     let inner = rest.split(end).next().unwrap_or_default();
     let target = match inner.trim_start().strip_prefix('<') {
@@ -140,7 +142,8 @@ fn target_at_start(rest: &str, end: char) -> Option<String> {
     (!target.is_empty()).then(|| target.to_owned())
 }
 
-/// The anchors that a hosting site gives to the headings of `text`, and explicit `id`s and `name`s.
+/// The anchors that a hosting site makes from the headings of `text`, and explicit `id`s and
+/// `name`s.
 fn anchors(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let prose: Vec<(usize, &str)> = {
@@ -170,7 +173,8 @@ fn anchors(text: &str) -> Vec<String> {
     found
 }
 
-/// Lower case, blanks to hyphens, punctuation dropped; a link in a title counts by its text.
+/// The anchor of a heading: lower case, hyphens for blanks, no punctuation. A link counts by its
+/// text.
 fn slug(title: &str) -> String {
     let mut text = String::new();
     let mut rest = title;

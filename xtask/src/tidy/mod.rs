@@ -1,7 +1,8 @@
-//! `cargo xtask tidy`: what the compiler and clippy do not check. Pure functions over [`Tree`].
+//! `cargo xtask tidy`: rules that the compiler and clippy do not check. Pure functions over
+//! [`Tree`].
 //!
-//! One file for each subject: [`imports`] between crates, [`circles`] of files that import each
-//! other, [`rust`] sources line by line, [`words`] of comments, [`unsafety`] the argument above
+//! Each subject has a file: [`imports`] between crates, [`circles`] of files that import each
+//! other, [`rust`] sources line by line, [`words`] of comments, [`unsafety`], the argument above
 //! each `unsafe`, [`markdown`] links, [`paths`] of one machine in any text file.
 
 pub mod circles;
@@ -19,11 +20,11 @@ use crate::tree::{File, Tree};
 /// One place that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Relative to the root, with `/`.
+    /// Path relative to the root, with `/`.
     pub path: String,
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// The rule that is broken, or the way to mend it.
+    /// The broken rule, or the way to fix it.
     pub message: String,
 }
 
@@ -45,11 +46,11 @@ impl fmt::Display for Finding {
 pub struct Check {
     /// The rule in a few words.
     pub name: &'static str,
-    /// Every place that breaks it.
+    /// Finds every place that breaks the rule.
     pub run: fn(&Tree) -> Vec<Finding>,
 }
 
-/// Every check, in the order they run.
+/// Every check, in the order in which they run.
 pub const CHECKS: &[Check] = &[
     Check { name: "imports follow the graph", run: imports::check },
     Check { name: "files form no large circles", run: circles::check },

@@ -3,7 +3,7 @@
 use super::Finding;
 use crate::tree::Tree;
 
-/// Split so that this file does not contain what it looks for.
+/// Split so that this file does not contain the searched paths.
 const MACHINE_ROOTS: [&str; 3] =
     [concat!("/", "home/"), concat!("/", "root/"), concat!("/", "work/")];
 
@@ -22,7 +22,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// False inside a longer path or address: `src/work/x`, `https://host/home/`, `../work/`.
+/// True if a path begins after `before`, and false inside a longer path or address: `src/work/x`,
+/// `https://host/home/`, `../work/`.
 fn starts_a_path(before: &str) -> bool {
     !before.ends_with(|c: char| c.is_alphanumeric() || "._-/~}$*".contains(c))
 }

@@ -1,17 +1,17 @@
-//! Rust sources line by line: the first line, the length, the modules of imports, and code that
-//! must not stay.
+//! Rust sources line by line: the first line, the length, imports from the crate's root, and code
+//! that must not stay.
 
 use super::Finding;
 use crate::tree::Tree;
 
-/// The width of a line, as in `.rustfmt.toml`, which does not wrap comments and strings.
+/// Maximum width of a line, as in `.rustfmt.toml`. rustfmt does not wrap comments and strings.
 const COLUMNS_MAX: usize = 100;
 
 /// Files that do not start with a `//!` line or `#![doc`.
 ///
-/// Under `tests/` only the root of a test binary has to: `tests/NAME.rs` and `tests/NAME/main.rs`.
-/// A test module is described by the names of its tests. Benches have one file each and say what
-/// they measure.
+/// Under `tests/`, only the root of a test binary needs such a line: `tests/NAME.rs` and
+/// `tests/NAME/main.rs`. A test module is described by the names of its tests. A bench has one file
+/// and states its subject.
 pub fn check_headers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (file, text) in tree.with_extension("rs") {
@@ -47,7 +47,7 @@ pub fn check_line_lengths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Code that says that something is unfinished, switched off or being debugged.
+/// Code that is marked as unfinished, is switched off, or is left from debugging.
 pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust_files() {
@@ -63,7 +63,7 @@ pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Imports of a type from the crate's root, `use crate::Name`, outside of `lib.rs` and `main.rs`.
-/// The module that a type is in says which floor of the crate a file stands on; the root hides it.
+/// The module of a type shows the layer of the importing file; the root hides this.
 pub fn check_root_imports(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust_files() {
@@ -76,7 +76,8 @@ pub fn check_root_imports(tree: &Tree) -> Vec<Finding> {
             let mut rest = line.code.as_str();
             if group_depth == 0 {
                 let Some(at) = rest.find("crate::") else { continue };
-                // A macro's `$crate::Name` is written out where only the root is known.
+                // A macro uses `$crate::Name`, because only the root is known where the macro is
+                // expanded.
                 if rest[..at].ends_with('$') {
                     continue;
                 }
@@ -115,7 +116,7 @@ fn names_of_root(line: &str, depth: &mut usize) -> bool {
     found
 }
 
-/// True if `word` stands in `code` and is not the end of a longer name.
+/// True if `word` occurs in `code`, not at the end of a longer name.
 pub(super) fn contains_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')

@@ -1,13 +1,14 @@
 //! Each piece of unsafe code has its argument directly above it.
 //!
-//! Clippy asks for the comment. This check asks for its length, also above `unsafe impl` and
+//! Clippy requires the comment. This check requires a minimum length, also above `unsafe impl` and
 //! `unsafe fn`.
 
 use super::Finding;
 use crate::tree::Tree;
 use crate::tree::source::Line;
 
-/// A shorter comment cannot name both an obligation and the fact that meets it.
+/// Minimum number of words. A shorter comment cannot name both an obligation and the fact that
+/// meets it.
 const WORDS_MIN: usize = 5;
 
 /// Unsafe blocks, functions, impls, traits and extern blocks without an argument of
@@ -31,7 +32,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The item that begins with `unsafe` on this line, if it carries an obligation.
+/// The kind of item that begins with `unsafe` on this line, if it has an obligation.
 fn unsafe_item(lines: &[Line], index: usize) -> Option<&'static str> {
     let code = &lines[index].code;
     code.match_indices("unsafe").find_map(|(at, word)| {
@@ -39,14 +40,15 @@ fn unsafe_item(lines: &[Line], index: usize) -> Option<&'static str> {
         if before.is_some_and(|c| c.is_alphanumeric() || c == '_') {
             return None;
         }
-        // rustfmt puts a brace on the next line at times.
+        // rustfmt sometimes puts a brace on the next line.
         let next = lines.get(index + 1).map(|line| line.code.trim()).unwrap_or_default();
         let rest = code[at + word.len()..].trim_start();
         classify(if rest.is_empty() { next } else { rest })
     })
 }
 
-/// A pointer type (`unsafe fn(usize)`) and an attribute (`unsafe(no_mangle)`) carry none.
+/// The kind of item after `unsafe`. A pointer type (`unsafe fn(usize)`) and an attribute
+/// (`unsafe(no_mangle)`) have no obligation.
 fn classify(rest: &str) -> Option<&'static str> {
     let keyword_end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
     match &rest[..keyword_end] {
@@ -64,8 +66,8 @@ fn names_a_function(rest: &str) -> bool {
     rest.split_once("fn").is_some_and(|(_, after)| !after.trim_start().starts_with('('))
 }
 
-/// The words of the argument in the comments above line `index`, over attributes and over the
-/// beginning of the statement that the line continues.
+/// The words of the argument in the comments above line `index`. Attributes, and earlier lines of
+/// the same statement, may stand in between.
 fn argument_words(lines: &[Line], index: usize) -> usize {
     let mut comments = Vec::new();
     for line in lines[..index].iter().rev() {

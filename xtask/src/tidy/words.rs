@@ -1,11 +1,11 @@
-//! Words of comments: each says something, and begins with its subject.
+//! Words of comments: each comment carries a meaning, and begins with its subject.
 
 use super::Finding;
 use super::rust::contains_word;
 use crate::tree::{File, Tree};
 
-/// Comments with a pronoun for a person that the code does not have, and comments that are no more
-/// than a question word or a noun.
+/// Comments with a pronoun for a person that the code does not have, and comments of only a
+/// question word or a noun.
 pub fn check_meaning(tree: &Tree) -> Vec<Finding> {
     const NO_ONE: &[&str] = &["somebody", "nobody", "anybody", "whoever"];
     const NOTHING: &[&str] = &[
@@ -47,7 +47,7 @@ pub fn check_meaning(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// True for an article and a noun, "The key", which a field's name says as well.
+/// True for an article and a noun, such as "The key", which only repeats the name of a field.
 fn is_bare_noun(sentence: &str) -> bool {
     let mut words = sentence.split(' ');
     let is_noun = |word: &str| word.chars().all(|letter| letter.is_ascii_lowercase());
@@ -61,8 +61,8 @@ pub fn check_openings(tree: &Tree) -> Vec<Finding> {
     tree.rust_files().flat_map(findings_in).collect()
 }
 
-/// Paragraphs of comments that open without a subject, and phrases that count by pointing at other
-/// things.
+/// Paragraphs of comments that open without a subject, and phrases that express a number by
+/// pointing at other things.
 pub fn findings_in(file: &File) -> Vec<Finding> {
     const PHRASES: &[&str] = &["so many", "as many as there are"];
     let mut findings = Vec::new();
@@ -80,8 +80,8 @@ pub fn findings_in(file: &File) -> Vec<Finding> {
     findings
 }
 
-/// The first word or two of a text, if they are a pronoun, `Of`, or `What` in the place of a noun.
-/// A question about a state, such as "What is wrong with a setting", is a name that people use.
+/// The first word or two of a text, if they are a pronoun, `Of`, or `What` in place of a noun. A
+/// question about a state, such as "What is wrong with a setting", is accepted as a noun.
 fn opening_without_subject(text: &str) -> Option<&'static str> {
     let word = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric()).to_owned();
     let mut words = text.split_whitespace().map(word);
@@ -95,7 +95,7 @@ fn opening_without_subject(text: &str) -> Option<&'static str> {
 }
 
 struct Paragraph {
-    /// The line that it begins on, from 0.
+    /// The line of the paragraph's beginning, from 0.
     index: usize,
     text: String,
 }

@@ -1,7 +1,7 @@
-//! Circles of files that import each other, which no one of them can be read without the others.
+//! Circles of files that import each other, none of which can be read without the others.
 
-/// The strongly connected components of more than one node, the largest first, each in the order
-/// of its nodes. `arrows` has for each node those that it leads to (Tarjan 1972).
+/// The strongly connected components of more than one node, the largest first, each in the order of
+/// its nodes. `arrows` has the successors of each node (Tarjan 1972).
 pub fn circles(arrows: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut walk = Walk {
         arrows,
@@ -24,9 +24,9 @@ pub fn circles(arrows: &[Vec<usize>]) -> Vec<Vec<usize>> {
 
 struct Walk<'a> {
     arrows: &'a [Vec<usize>],
-    /// When a node was reached.
+    /// The position of each node in the order in which nodes are reached.
     order: Vec<Option<usize>>,
-    /// The earliest node that is known to be reachable from a node.
+    /// The earliest node that is known to be reachable from each node.
     lowest: Vec<usize>,
     is_open: Vec<bool>,
     /// Nodes whose component is not complete.

@@ -5,13 +5,13 @@ use super::tokens::{Token, group_len, is_of_name};
 /// A function that has a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function<'a> {
-    /// The name in its declaration.
+    /// The name in the declaration.
     pub name: &'a str,
-    /// The line of its name, from 1.
+    /// Number of the line with the name, from 1.
     pub line: usize,
-    /// The number of lines from its name to the end of its body.
+    /// Number of lines from the name to the end of the body.
     pub line_count: usize,
-    /// The number of its parameters, `self` included.
+    /// Number of parameters, including `self`.
     pub parameter_count: usize,
 }
 
@@ -25,7 +25,7 @@ pub fn functions<'a>(tokens: &[Token<'a>]) -> Vec<Function<'a>> {
         .collect()
 }
 
-/// The function whose name is the first token; `None` if it has no body.
+/// The function whose name is the first token; `None` if the function has no body.
 fn function<'a>(tokens: &[Token<'a>]) -> Option<Function<'a>> {
     let open = tokens.iter().position(|token| token.text == "(")?;
     let close = open + group_len(&tokens[open..]);
@@ -65,17 +65,17 @@ fn parameter_count(tokens: &[Token<'_>]) -> usize {
     count
 }
 
-/// An item that is `pub`, not `pub(crate)` or the like.
+/// An item that is `pub`, and not `pub(crate)` or similar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublicItem<'a> {
-    /// The name in its declaration.
+    /// The name in the declaration.
     pub name: &'a str,
-    /// The line of its name, from 1.
+    /// Number of the line with the name, from 1.
     pub line: usize,
 }
 
-/// The public items in the order of their lines, methods included; fields, variants and re-exports
-/// are none.
+/// The public items in the order of their lines, including methods, but without fields, variants
+/// and re-exports.
 pub fn public_items<'a>(tokens: &[Token<'a>]) -> Vec<PublicItem<'a>> {
     const BEFORE: [&str; 5] = ["const", "async", "unsafe", "extern", "auto"];
     const KINDS: [&str; 9] =

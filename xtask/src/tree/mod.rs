@@ -1,6 +1,6 @@
-//! The files of the repository, read once, and what their text says: [`source`] tells code from
-//! comments, [`tokens`] cuts code into words, [`modules`] follows paths between the files of a
-//! crate, [`circles`] finds files that import each other, [`items`] lists functions and public
+//! The files of the repository, read once, and parsers of their text: [`source`] separates code
+//! from comments, [`tokens`] splits code into words, [`modules`] follows paths between the files of
+//! a crate, [`circles`] finds files that import each other, [`items`] lists functions and public
 //! items.
 
 pub mod circles;
@@ -19,15 +19,15 @@ use source::Source;
 /// One tracked file.
 #[derive(Clone, Debug)]
 pub struct File {
-    /// Relative to the root, with `/`.
+    /// Path relative to the root, with `/`.
     pub path: String,
-    /// `None` if it is not UTF-8.
+    /// The text; `None` if the file is not UTF-8.
     pub text: Option<String>,
     source: OnceLock<Source>,
 }
 
 impl File {
-    /// A file at `path`, relative to the root; without a text if it is not UTF-8.
+    /// A file at `path`, relative to the root. `text` is `None` if the file is not UTF-8.
     pub fn new(path: impl Into<String>, text: Option<String>) -> Self {
         Self { path: path.into(), text, source: OnceLock::new() }
     }
@@ -41,12 +41,12 @@ impl File {
         Path::new(&self.path).extension().is_some_and(|e| e == extension)
     }
 
-    /// The folder in the root that the file is below: `tensor` for `tensor/src/lib.rs`.
+    /// The folder of the root that contains the file: `tensor` for `tensor/src/lib.rs`.
     pub(crate) fn folder(&self) -> &str {
         self.path.split_once('/').map_or("", |(folder, _)| folder)
     }
 
-    /// `tensor` for `tensor/NAME`, the place of a crate's manifest and README.
+    /// `tensor` for `tensor/NAME`, such as the manifest or README of a crate.
     pub(crate) fn folder_of(&self, name: &str) -> Option<&str> {
         let folder = self.path.strip_suffix(name)?.strip_suffix('/')?;
         (!folder.contains('/')).then_some(folder)
@@ -56,7 +56,7 @@ impl File {
 /// The files that git tracks or would track, read once.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// Sorted by path.
+    /// The files, sorted by path.
     pub files: Vec<File>,
 }
 

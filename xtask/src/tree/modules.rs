@@ -1,4 +1,4 @@
-//! The source files of a crate as modules, and which of them name which in their paths.
+//! The source files of a crate as modules, and the imports between these modules.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use super::{File, Tree};
 /// A source file of a crate, without its tests.
 #[derive(Clone, Debug)]
 pub struct Module<'a> {
-    /// The file that the module is in.
+    /// The file of the module.
     pub file: &'a File,
-    /// The names on the way from the crate's root; `None` for a program beside a library, whose
+    /// The names of the path from the crate's root; `None` for a program beside a library, whose
     /// paths begin at another root.
     pub name: Option<Vec<&'a str>>,
     /// The code of the file without tests.
     pub code: Shipped<'a>,
 }
 
-/// The modules of the crate in a folder, by the paths of their files. Modules that only tests have
+/// The modules of the crate in a folder, by the paths of their files. Modules that only tests use
 /// are left out.
 pub fn modules<'a>(tree: &'a Tree, folder: &str) -> Vec<Module<'a>> {
     let sources = format!("{folder}/src/");
@@ -47,10 +47,10 @@ pub fn modules<'a>(tree: &'a Tree, folder: &str) -> Vec<Module<'a>> {
     modules
 }
 
-/// For each module the indices of the others that its paths name, if these begin with `crate`,
-/// `self` or `super`. A folder and its `mod.rs` are one subject, so a child that is named without
-/// one of these is no import, nor is `mod x;`. A path through a re-export names the module that it
-/// is written with.
+/// For each module, the indices of the other modules in its paths that begin with `crate`, `self`
+/// or `super`. A folder and its `mod.rs` are one subject, so a child that is named without one of
+/// these is no import, nor is `mod x;`. A path through a re-export counts as an import of the
+/// module in the written path.
 pub fn imports(modules: &[Module<'_>]) -> Vec<Vec<usize>> {
     let by_name: BTreeMap<&[&str], usize> = modules
         .iter()
@@ -72,7 +72,7 @@ pub fn imports(modules: &[Module<'_>]) -> Vec<Vec<usize>> {
 
 struct PathReader<'a, 'b> {
     by_name: &'b BTreeMap<&'b [&'a str], usize>,
-    /// The module that is being read, inline ones included.
+    /// The module that is being read, which may be an inline module.
     here: Vec<&'a str>,
     found: Vec<usize>,
 }
@@ -80,7 +80,7 @@ struct PathReader<'a, 'b> {
 impl<'a> PathReader<'a, '_> {
     fn read(&mut self, tokens: &[Token<'a>]) {
         let text = |index: usize| tokens.get(index).map_or("", |token| token.text);
-        // The depths of the inline modules that are open.
+        // The brace depths of the open inline modules.
         let mut inline = Vec::new();
         let (mut at, mut depth) = (0, 0_usize);
         while at < tokens.len() {
@@ -112,7 +112,7 @@ impl<'a> PathReader<'a, '_> {
         }
     }
 
-    /// Reads a tree of imports that begins with the path `start`, and gives its number of tokens.
+    /// Reads a tree of imports that begins with the path `start`, and returns its number of tokens.
     fn read_use(&mut self, tokens: &[Token<'a>], start: &[&'a str]) -> usize {
         let text = |index: usize| tokens.get(index).map_or(";", |token| token.text);
         let mut path = start.to_vec();
@@ -139,7 +139,7 @@ impl<'a> PathReader<'a, '_> {
         at
     }
 
-    /// Notes the module that a path leads to, if it is one of this crate.
+    /// Records the module that a path leads to, if the module belongs to this crate.
     fn name(&mut self, path: &[&'a str]) {
         let mut place = self.here.clone();
         let mut rest = path;
@@ -165,13 +165,13 @@ impl<'a> PathReader<'a, '_> {
                 break;
             }
         }
-        // Inline modules have no file of their own.
+        // Inline modules have no separate file.
         while !self.by_name.contains_key(place.as_slice()) && place.pop().is_some() {}
         self.found.extend(self.by_name.get(place.as_slice()));
     }
 }
 
-/// The names of the path at the start: `a::b` of `a::b::<c>()`.
+/// The names of the path at the start of the tokens: `a::b` of `a::b::<c>()`.
 fn path_at<'a>(tokens: &[Token<'a>]) -> Vec<&'a str> {
     let mut path = vec![tokens[0].text];
     while let [separator, name, ..] = &tokens[2 * path.len() - 1..]

@@ -1,28 +1,28 @@
-//! Tells code from comments and strings, so that a rule about code does not fire on prose.
+//! Separates code from comments and strings, so that a rule about code does not apply to prose.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// One line, split in what the compiler reads and what it does not.
+/// One line, split into code and comments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
-    /// Without comments, and with every string and character literal emptied: `""`, `''`.
+    /// The code without comments, with every string and character literal emptied: `""`, `''`.
     pub code: String,
-    /// The text of its comments, without `//`, `///`, `//!`, `/*`.
+    /// The text of the line's comments, without `//`, `///`, `//!`, `/*`.
     pub comment: String,
-    /// True for an empty comment too, such as the `///` between paragraphs.
+    /// True if the line has a comment, even an empty one, such as the `///` between paragraphs.
     pub has_comment: bool,
 }
 
 /// A Rust file as lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// As many as the text has, and an empty one after a final line break.
+    /// The lines of the text, with an empty line after a final line break.
     pub lines: Vec<Line>,
 }
 
 impl Source {
-    /// Splits `text`. Text that is no Rust gives some split, never a panic.
+    /// Splits `text`. Text that is not Rust gives some split, but never a panic.
     pub fn parse(text: &str) -> Self {
         let mut scanner = Scanner { rest: text.chars().peekable(), lines: vec![Line::default()] };
         while let Some(c) = scanner.rest.next() {
@@ -55,7 +55,7 @@ impl Scanner<'_> {
         &mut self.lines[last]
     }
 
-    /// True if the code so far ends in a name that `r` would continue, as in `for"`; the prefixes
+    /// True if the code so far ends in a name that `r` would continue, as in `for"`. The prefixes
     /// of byte and C strings are no such names.
     fn inside_a_name(&mut self) -> bool {
         let code = &self.line().code;
@@ -73,7 +73,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// Block comments nest.
+    /// Reads a block comment, which may contain others.
     fn block_comment(&mut self) {
         let mut depth = 1;
         self.rest.next();
@@ -114,7 +114,7 @@ impl Scanner<'_> {
         self.line().code.push('"');
     }
 
-    /// After an `r` that begins `r"`, `r#"` or a raw name such as `r#type`.
+    /// Reads on after an `r` that begins `r"`, `r#"` or a raw name such as `r#type`.
     fn raw_string_or_name(&mut self) {
         let mut hashes = 0;
         while self.rest.next_if_eq(&'#').is_some() {
@@ -136,12 +136,12 @@ impl Scanner<'_> {
         self.line().code.push('"');
     }
 
-    /// Takes up to `count` hashes; true if there were as many.
+    /// Takes `count` hashes; false if there are fewer.
     fn take_hashes(&mut self, count: usize) -> bool {
         (0..count).all(|_| self.rest.next_if_eq(&'#').is_some())
     }
 
-    /// `'a'`, `'\n'` and `'"'` are literals; `'a` is a lifetime or a label.
+    /// Reads on after a quote: `'a'`, `'\n'` and `'"'` are literals, `'a` is a lifetime or a label.
     fn character_or_lifetime(&mut self) {
         let mut ahead = self.rest.clone();
         let first = ahead.next();

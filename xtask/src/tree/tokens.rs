@@ -1,22 +1,22 @@
-//! Code as words and marks, and the same without tests.
+//! Code as words and marks, and such code without tests.
 
 use super::source::Source;
 
-/// A name, a number, a lifetime, `::`, `->` or one other mark.
+/// A name, a number, a lifetime, `::`, `->` or another single mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token<'a> {
-    /// As it is written.
+    /// The text of the token.
     pub text: &'a str,
-    /// From 1.
+    /// Number of the line, from 1.
     pub line: usize,
 }
 
-/// True for what names consist of.
+/// True for the characters of names.
 pub(crate) fn is_of_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The code of a file in order. Strings and characters are no code.
+/// The tokens of a file, in order. Strings and character literals are left out.
 pub fn tokens(source: &Source) -> Vec<Token<'_>> {
     let mut found = Vec::new();
     for (index, line) in source.lines.iter().enumerate() {
@@ -42,21 +42,21 @@ fn token_len(rest: &str) -> usize {
     }
 }
 
-/// Code without tests, and the lines that it has.
+/// Code without tests, and its number of lines.
 #[derive(Clone, Debug, Default)]
 pub struct Shipped<'a> {
     /// The tokens in order.
     pub tokens: Vec<Token<'a>>,
-    /// The number of lines of the file, without those of tests.
+    /// Number of lines of the file, without the lines of tests.
     pub line_count: usize,
-    /// The modules in files of their own that only tests have.
+    /// The modules in separate files that only tests use.
     pub test_modules: Vec<&'a str>,
 }
 
-/// Leaves out every item below `#[test]` or a `#[cfg(..)]` that asks for tests.
+/// Leaves out every item with `#[test]` or with a `#[cfg(..)]` for tests.
 pub fn without_tests(source: &Source) -> Shipped<'_> {
     let all = tokens(source);
-    // A text that ends in a line break has an empty line after it.
+    // A text that ends with a line break has an empty line after it.
     let last_is_empty = source.lines.last().is_some_and(|line| *line == Default::default());
     let line_count = source.lines.len() - usize::from(last_is_empty);
     let mut shipped = Shipped { line_count, ..Shipped::default() };
@@ -83,7 +83,7 @@ pub fn without_tests(source: &Source) -> Shipped<'_> {
     shipped
 }
 
-/// The number of tokens of the attribute `#[..]` or `#![..]` at the start; 0 if there is none.
+/// Number of tokens of the attribute `#[..]` or `#![..]` at the start; 0 if there is no attribute.
 fn attribute_len(tokens: &[Token<'_>]) -> usize {
     let text = |index: usize| tokens.get(index).map_or("", |token| token.text);
     match (text(0), text(1), text(2)) {
@@ -99,7 +99,7 @@ fn is_for_tests(attribute: &[Token<'_>]) -> bool {
     name == "test" || (name == "cfg" && has("test") && !has("not"))
 }
 
-/// The number of tokens from an opening bracket to its closing one.
+/// Number of tokens from an opening bracket to its closing bracket.
 pub(crate) fn group_len(tokens: &[Token<'_>]) -> usize {
     let mut depth = 0_usize;
     for (index, token) in tokens.iter().enumerate() {
@@ -115,7 +115,7 @@ pub(crate) fn group_len(tokens: &[Token<'_>]) -> usize {
     tokens.len()
 }
 
-/// The number of tokens of the item, field or statement at the start.
+/// Number of tokens of the item, field or statement at the start.
 fn item_len(tokens: &[Token<'_>]) -> usize {
     const ENDS_IN_SEMICOLON: [&str; 4] = ["use", "static", "const", "let"];
     const ITEMS: [&str; 10] =
@@ -141,7 +141,7 @@ fn item_len(tokens: &[Token<'_>]) -> usize {
     at
 }
 
-/// `name` of `mod name;`.
+/// The `name` in `mod name;`.
 fn module_in_file<'a>(item: &[Token<'a>]) -> Option<&'a str> {
     let at = item.iter().position(|token| token.text == "mod")?;
     let is_short = item.get(at + 2).is_some_and(|token| token.text == ";");

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use xtask::bench::{Case, Machine, Work, command_line, date_of, read_cases, report};
 
-/// The two files that criterion leaves for one case.
+/// Writes the two files of criterion for one case.
 fn write_case(criterion: &Path, folder: &str, benchmark: &str, median_ns: f64) {
     let folder = criterion.join(folder).join("new");
     fs::create_dir_all(&folder).expect("a folder");

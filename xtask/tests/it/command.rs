@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A workspace of one file in a repository, with programs that answer in cargo's and MPI's place.
+/// A repository with a workspace of one file, and programs that replace cargo and MPI.
 fn workspace(cargo: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path();
@@ -49,7 +49,7 @@ fn good_run_ends_in_its_counts_and_zero() {
     let folder = workspace(&format!("case $1 in test) echo '{RESULT}';; esac"));
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
-    // format, package, docs, clippy four times; twelve tidy checks; four sections of test runners.
+    // Format, package, docs, clippy four times; twelve tidy checks; four sections of test runners.
     assert!(text.starts_with("== section 1 of 12: format ==\n-- format: ok in 0."), "{text}");
     assert!(text.ends_with("\n39 passed, 0 failed, 0 skipped\n"), "{text}");
     assert!(output.status.success());

@@ -48,7 +48,7 @@ if __name__ == "__main__":
     print('{"name": "a", "value": 2.5e12, "unit": "FLOP/s"}')
 "#;
 
-/// A bundle of programs that say what they are told to say.
+/// A bundle whose programs are the given shell scripts.
 fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu_bundle");
@@ -57,7 +57,7 @@ fn bundle(test: &str, lowtide: &str, figures: &str) -> tempfile::TempDir {
     }
     fs::write(folder.path().join("torch_figures.py"), TORCH_FIGURES).expect("a file");
     fs::write(folder.path().join("commit.txt"), "abc\n").expect("a file");
-    // A binary that lists no test is run as one.
+    // A binary that lists no tests is run as one test.
     let test = &format!("test \"$1\" = --list && exit 0\n{test}");
     for (name, script) in [
         ("tests/tensor-cuda", test.as_str()),
@@ -75,7 +75,7 @@ fn script_at(path: &Path, script: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
 }
 
-/// `run.sh` of a bundle, with small sizes; `None`, said aloud, without Python.
+/// `run.sh` of a bundle, with small sizes; `None`, with a printed skip, without Python.
 fn command(folder: &Path, arguments: &[&str]) -> Option<Command> {
     if !Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success()) {
         println!("skipped: run.sh of a bundle: python3 does not start here");
@@ -87,7 +87,7 @@ fn command(folder: &Path, arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// Runs `run.sh` and returns its output, its results and their table.
+/// Runs `run.sh`. Returns its output, its results and their table.
 fn run(folder: &Path, arguments: &[&str]) -> Option<(Output, Value, String)> {
     let output = command(folder, arguments)?.output().expect("a shell");
     let read = |name| {
@@ -131,7 +131,7 @@ fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
     assert_eq!(tests["skips"]["storage::a"], "no CUDA driver: none");
     let trained = &results["models"]["sections"]["train"];
     assert_eq!(trained["refused"], "exit code 1: lowtide: no CUDA driver: none");
-    // Without transformers or a device, each side says so.
+    // Without transformers or a device, each side reports a reason.
     for side in ["lowtide", "torch"] {
         let figures = &results["pretrained"]["sections"][side]["figures"];
         assert!(figures[0]["refused"].is_string(), "{side}: {figures}");
@@ -140,7 +140,7 @@ fn machine_without_a_device_is_told_in_lines_and_breaks_nothing() {
     assert!(table.contains("| a |  | 2.50 TFLOP/s |"), "{table}");
 }
 
-/// `lowtide train` that writes a run of four steps, and what was evaluated after them.
+/// A `lowtide train` that writes a run of four steps, and an evaluation after them.
 const TRAINS: &str = "for last; do :; done; mkdir -p \"$last\"; cd \"$last\"; \
     echo '{\"predicted_peak_bytes\": 5, \"measured_peak_bytes\": 5, \"batch_size\": 4}' \
     > summary.json; \
@@ -171,7 +171,7 @@ fn figures_of_a_device_are_collected() {
 
 #[test]
 fn several_devices_have_to_come_to_the_bits_of_one() {
-    // TRAINS with a state hash that differs where parameters are divided.
+    // TRAINS with another state hash if parameters are sharded.
     let trains = format!(
         "hash=a; case \"$*\" in *'--zero 3'*) hash=$OTHER; \
          echo 'lowtide: note: tensors go through the host: no NCCL' >&2;; esac; {TRAINS}; \
@@ -215,7 +215,7 @@ fn test_that_fails_or_a_program_that_breaks_is_told_by_the_exit_code() {
     }
 }
 
-/// A binary of three tests: `a` passes, `b` ends its process, and `c` fails after another one.
+/// A binary of three tests: `a` passes, `b` kills its process, and `c` fails after another test.
 const CRASHES: &str = "test \"$1\" = --list && printf 'a: test\\nb: test\\nc: test\\n' && exit; \
     for name; do case \"$name\" in \
         a) echo 'test a ... ok';; \
@@ -247,7 +247,7 @@ fn tests_after_one_that_ends_its_process_run_and_what_fails_is_tried_alone() {
 fn section_that_runs_out_of_time_keeps_what_it_has() {
     let test =
         "echo 'test a ... ok'; echo 'test b ... FAILED'; echo 'test c ... '; exec sleep 1000";
-    // A figure and a half.
+    // One figure, and the beginning of another.
     let figures = "echo '{\"name\": \"a\", \"value\": 1e12, \"unit\": \"FLOP/s\"}'; \
                    printf '{\"name\": '; exec sleep 1000";
     let folder = bundle(test, "exit 1", figures);
@@ -261,7 +261,8 @@ fn section_that_runs_out_of_time_keeps_what_it_has() {
     let late = &results["kernels"]["sections"]["kernels"]["broken"];
     assert_eq!(late, "no time was left for it");
     assert!(table.contains("1.00 TFLOP/s"), "{table}");
-    // The tests had no time after the versions; with time they keep what they have, too.
+    // After the versions there was no time for tests. With more time the tests keep their results,
+    // too.
     let folder = bundle(test, "exit 1", "echo '{\"name\": \"a\", \"text\": \"b\"}'");
     let Some((_, results, _)) = run(folder.path(), &[&["tests"], &limit[..]].concat()) else {
         return;
@@ -273,7 +274,7 @@ fn section_that_runs_out_of_time_keeps_what_it_has() {
 
 #[test]
 fn results_are_on_disk_when_everything_is_killed() {
-    // The shell replaces itself by the interpreter, which is then the program's parent.
+    // The shell replaces itself by the interpreter, so the interpreter is the program's parent.
     let figures = "test \"$2\" != versions && kill -9 $PPID; \
                    echo '{\"name\": \"a\", \"value\": 1e12, \"unit\": \"FLOP/s\"}'";
     let folder = bundle(SKIPS, "exit 1", figures);
@@ -282,7 +283,7 @@ fn results_are_on_disk_when_everything_is_killed() {
     let text = fs::read_to_string(folder.path().join("results-kernels.json")).expect("results");
     let results: Value = serde_json::from_str(&text).expect("whole");
     assert_eq!(results["sections"]["versions"]["figures"][0]["name"], "a");
-    // Parts that were brought into one folder are one table.
+    // Parts that were copied into one folder are one table.
     let Some((_, results, table)) = run(folder.path(), &["table"]) else { return };
     assert_eq!(results["kernels"]["machine"]["commit"], "abc");
     assert!(table.contains("## kernels"), "{table}");
@@ -294,7 +295,7 @@ fn what_is_missing_is_named_and_libraries_are_those_of_the_interpreter_with_torc
         "echo \"{\\\"name\\\": \\\"products\\\", \\\"text\\\": \\\"$LOWTIDE_CUDA_LIBS\\\"}\"";
     let folder = bundle(SKIPS, "exit 1", figures);
     let Some(mut command) = command(folder.path(), &["tests"]) else { return };
-    // `python3` has no torch; `python` says that it has, and is the real one otherwise.
+    // `python3` has no torch. `python` claims to have torch, and otherwise runs the real Python.
     let bin = folder.path().join("path");
     let real = Command::new("sh").args(["-c", "command -v python3"]).output().expect("a shell");
     let real = String::from_utf8_lossy(&real.stdout).trim().to_owned();
@@ -308,7 +309,7 @@ fn what_is_missing_is_named_and_libraries_are_those_of_the_interpreter_with_torc
     let packages = String::from_utf8_lossy(&packages.expect("python").stdout).trim().to_owned();
     let libraries = Path::new(&packages).join("nvidia/cu13/lib");
     fs::create_dir_all(&libraries).expect("a folder");
-    // The one of a virtual environment may have it: it is hidden.
+    // The Python of a virtual environment may have torch, so torch is hidden.
     let hidden = folder.path().join("hidden");
     fs::create_dir_all(&hidden).expect("a folder");
     let hides = "import sys\nsys.modules['torch'] = None\n";

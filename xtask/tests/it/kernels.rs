@@ -3,7 +3,7 @@ use std::path::Path;
 use xtask::kernels::needs::{Need, Table};
 use xtask::kernels::{KERNELS, NEEDS, checked_in, is_of_source, sources_of};
 
-/// As NVRTC 12.0 says it.
+/// Output of NVRTC 12.0.
 const LOG: &str = "\
 ptxas info    : 304 bytes gmem
 ptxas info    : Compiling entry function 'small' for 'sm_90'

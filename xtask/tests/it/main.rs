@@ -1,4 +1,5 @@
-//! The laws of `cargo xtask`: what counts, what each tidy check rejects, what a report says.
+//! The laws of `cargo xtask`: the counts of tests, the findings of each tidy check, the text of
+//! reports.
 
 mod bench;
 #[cfg(unix)]

@@ -2,7 +2,8 @@ use xtask::tidy::markdown::{check_links, check_recipes};
 
 use crate::tidy::check;
 
-/// Checks a README beside `docs/guide.md`, which has the heading `How it *works*, really`.
+/// Checks a link in a README beside `docs/guide.md`, which has the heading `How it *works*,
+/// really`.
 fn check_link(text: &str, found: bool) {
     let guide = "# Guide\n\n## How it *works*, really\n\n## Guide\n\n<a id=\"here\"></a>\n";
     let expected: &[&str] = if found { &["nn/README.md:1"] } else { &[] };

@@ -62,7 +62,7 @@ fn report_has_means_the_worst_and_the_ratio_to_an_earlier_one() {
     let rows = rows(&samples(), "f32");
     let before = [sample("lowtide", "net a conv forward", 4.0, 1.0)];
     let text = report(&Machine::default(), "2 threads", &rows, Some(&before));
-    // The root of 0.25 times 2.
+    // The geometric mean of 0.25 and 2 is the root of 0.5.
     assert!(text.contains("Geometric mean of 2 operations: **0.71**; 1 above 1.5."), "{text}");
     assert!(text.contains("| net | 2 | 0.71 | 2.00 |"), "{text}");
     assert!(text.contains("| net a conv forward | 1.000 | 2.00 | 4.000 | eager | 0.25 | 0.25 |"));
@@ -125,10 +125,10 @@ fn page_has_a_bar_for_each_operation_and_escapes_names() {
         peak_mb: None,
     };
     let text = page(&Machine::default(), "f32 & more", &[row]);
-    // Among the worst, and in its network.
+    // The row is among the worst rows, and in its network.
     assert_eq!(text.matches("<rect class=\"own\"").count(), 2);
     assert!(text.contains("a&lt;b") && text.contains("f32 &amp; more") && !text.contains("a<b"));
-    // Eight times as fast: from the left end to the middle.
+    // lowtide is eight times as fast: the bar goes from the left end to the middle.
     assert!(text.contains("x=\"0.0\" y=\"2\" width=\"300.0\""), "{text}");
 }
 

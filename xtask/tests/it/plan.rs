@@ -181,7 +181,7 @@ fn deep_filter_keeps_only_what_concerns_the_crate() {
 fn output_of_passing_tests_is_shown_so_that_skips_are_seen() {
     let plan = plan(&options(&["--deep"]), None);
     for section in plan.sections.iter().filter(|section| section.counting == Counting::Runners) {
-        // Criterion's `main` captures nothing.
+        // The `main` of criterion captures no output.
         let captures = !section.arguments.contains(&"--benches".to_owned());
         let shown = section.arguments.contains(&"--show-output".to_owned());
         assert_eq!(captures, shown, "{section:?}");

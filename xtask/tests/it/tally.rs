@@ -1,6 +1,6 @@
 use xtask::tally::{Counts, Skip, Tally};
 
-/// The counts as `(passed, failed, names of skips)`.
+/// Compares the counts, as `(passed, failed, names of skips)`.
 fn check(output: &str, success: bool, expected: (usize, usize, &[&str])) {
     let mut tally = Tally::default();
     output.lines().for_each(|line| tally.read_line(line));

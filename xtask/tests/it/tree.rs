@@ -21,7 +21,7 @@ fn code_is_words_and_marks_without_literals_of_text() {
     check_tokens("x.0 += 1_u8; é", &["x", ".", "0", "+", "=", "1_u8", ";", "é"]);
 }
 
-/// Compares the code that stays, and the number of its lines.
+/// Compares the code without tests, and its number of lines.
 fn check_shipped(text: &str, expected: &str, line_count: usize) {
     let source = Source::parse(text);
     let shipped = without_tests(&source);
@@ -40,7 +40,7 @@ fn items_of_tests_are_left_out() {
     check_shipped("#[cfg(feature = \"testing\")]\na;", "# [ cfg ( feature = ) ] a ;", 2);
 }
 
-/// Compares the imports, as `importer: imported..` by the names of files.
+/// Compares the imports, as `importer: imported..` with the names of files.
 fn check_imports(files: &[(&str, &str)], expected: &[&str]) {
     let tree = tree(files);
     let modules = modules(&tree, "nn");
@@ -53,7 +53,7 @@ fn check_imports(files: &[(&str, &str)], expected: &[&str]) {
     assert_eq!(found, expected, "{files:?}");
 }
 
-/// Three files of one crate, the first of which has `text`.
+/// Three files of one crate. The first file has `text`.
 fn with_two_others(text: &str) -> [(&str, &str); 4] {
     [("nn/src/a.rs", text), ("nn/src/b/c.rs", ""), ("nn/src/b/mod.rs", ""), ("nn/src/lib.rs", "")]
 }
