@@ -3,7 +3,7 @@
 
 use lowtide_tensor::TensorError;
 
-/// An error of a [`LossScaler`](crate::LossScaler), which it leaves unchanged.
+/// An error of a [`LossScaler`](crate::LossScaler). The scaler stays unchanged.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmpError {

@@ -149,7 +149,7 @@ impl LossScaler {
         Ok(found_infinite)
     }
 
-    /// Unscales the gradients of `optimizer` unless that has been done. Returns true if the
+    /// Unscales the gradients of `optimizer` unless they are unscaled already. Returns true if the
     /// optimizer should make its step, and false if a gradient is infinite or NaN. Other optimizers
     /// of the iteration are not affected.
     ///

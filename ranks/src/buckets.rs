@@ -1,5 +1,5 @@
-//! Sums of many small tensors at once. Summed one by one, the ranks would spend most of the time
-//! waiting for each other.
+//! Sums of many small tensors at once. If the tensors were summed one by one, the ranks would spend
+//! most of the time waiting for each other.
 
 use std::ops::Range;
 

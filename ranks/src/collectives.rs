@@ -1,4 +1,4 @@
-//! The collective operations, independent of what connects the ranks.
+//! The collective operations, independent of the connection between the ranks.
 
 use std::fmt;
 
@@ -79,8 +79,8 @@ pub trait Collectives: Send + Sync {
     /// As for [`Collectives::all_reduce`].
     fn reduce_part(&self, x: &mut Tensor, part_len: usize) -> Result<()>;
 
-    /// [`Collectives::all_gather`] in place: replaces each part of x by that of the rank it belongs
-    /// to. Parts are those of [`Collectives::reduce_part`].
+    /// [`Collectives::all_gather`] in place: replaces each part of x by the part of the rank that
+    /// owns it. Parts are those of [`Collectives::reduce_part`].
     ///
     /// # Errors
     /// As for [`Collectives::all_reduce`].
@@ -93,25 +93,26 @@ pub trait Collectives: Send + Sync {
     fn broadcast(&self, x: &mut Tensor, root: usize) -> Result<()>;
 
     /// Sends `give` to rank `other` and receives `take` from it, both at once. The other rank has
-    /// to trade with this one at the same time. A rank that receives nothing passes `None` for
-    /// `take`, and the other one for `give`.
+    /// to trade with this rank at the same time. A rank that receives nothing passes `None` for
+    /// `take`; the other rank then passes `None` for `give`.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`. `Mismatch` on both ranks if one gives other
-    /// elements than the other one takes. `Tensor` on the rank whose tensor operation fails,
-    /// `Failed` on the other one; `Failed` also if the other rank [declines](Collectives::decline).
-    /// The ranks can continue after the last three.
+    /// `Late`, `Lost`, `Aborted`, `NoSuchRank`. `Mismatch` on both ranks if one rank gives other
+    /// elements than the other rank takes. `Tensor` on the rank whose tensor operation fails,
+    /// `Failed` on the other rank; `Failed` also if the other rank
+    /// [declines](Collectives::decline). The ranks can continue after `Mismatch`, `Tensor` and
+    /// `Failed`.
     fn trade(&self, give: Option<&Tensor>, take: Option<&mut Tensor>, other: usize) -> Result<()>;
 
-    /// Makes a [`Collectives::trade`] of rank `other` with this one fail with `Failed`. Both ranks
+    /// Makes a [`Collectives::trade`] of rank `other` with this rank fail with `Failed`. Both ranks
     /// may decline.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`, `NoSuchRank`.
     fn decline(&self, other: usize, reason: &str) -> Result<()>;
 
-    /// Makes the present or next call of the other ranks fail with `Failed`. It takes the place of
-    /// that call on this rank, and all ranks can continue.
+    /// Makes the present or next call of the other ranks fail with `Failed`. The refusal takes the
+    /// place of that call on this rank, and all ranks can continue.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`.

@@ -15,18 +15,18 @@ pub type Result<T> = std::result::Result<T, RanksError>;
 pub struct Call {
     /// Name of the operation.
     pub op: &'static str,
-    /// The elements that each rank gives, if it gives a tensor.
+    /// The elements that each rank gives; `None` for a call without tensors.
     pub elements: Option<Elements>,
-    /// The rank that gives, in a broadcast.
+    /// The rank whose tensor is broadcast; `None` for other calls.
     pub root: Option<usize>,
 }
 
 /// The elements of a tensor in a [`Call`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elements {
-    /// Their type.
+    /// Type of the elements.
     pub dtype: DType,
-    /// Their number.
+    /// Number of elements.
     pub len: usize,
 }
 

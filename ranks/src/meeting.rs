@@ -21,7 +21,7 @@ pub(crate) struct Message {
     /// The tensor that the other ranks may read during the call.
     pub(crate) tensor: Option<Tensor>,
     pub(crate) bytes: Arc<[u8]>,
-    /// The reason why this rank's part of the call has failed, if it has.
+    /// The reason of a failure of this rank's part of the call; `None` if there is none.
     pub(crate) failure: Option<String>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) trait Meeting: Send + Sync {
     /// This rank.
     fn rank(&self) -> Rank;
 
-    /// Waits until all ranks have called this, and returns their messages, by rank.
+    /// Waits until all ranks have called `meet`. Returns their messages, by rank.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`. After one of these every meeting fails.
@@ -48,8 +48,8 @@ pub(crate) trait Meeting: Send + Sync {
     /// `Lost`, `Aborted`.
     fn post(&self, message: Message, to: usize) -> Result<()>;
 
-    /// Waits for the next message that rank `from` has [posted](Meeting::post) to this one. `own`
-    /// is the message of this rank in the same call.
+    /// Waits for the next message that rank `from` has [posted](Meeting::post) to this rank. `own`
+    /// is this rank's message in the same call.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`.
@@ -87,15 +87,15 @@ pub(crate) struct Incoming {
 /// The tensors of the other ranks during a call.
 pub(crate) trait PeerTensors {
     /// Exchanges pieces of tensors, at most one to and one from each rank. Two ranks that exchange
-    /// with each other have to call this equally often.
+    /// with each other have to call `exchange` equally often.
     ///
     /// # Errors
-    /// `Late`, `Lost`, `Aborted`; errors of the device, after which the outgoing pieces have been
-    /// sent all the same.
+    /// `Late`, `Lost`, `Aborted`; errors of the device. After an error of the device the outgoing
+    /// pieces have been sent all the same.
     fn exchange(&mut self, outgoing: &[Outgoing], incoming: &mut [Incoming]) -> Result<()>;
 }
 
-/// Tensors of ranks in this process, which are read where they are.
+/// Tensors of ranks in this process. They are read in place.
 struct SharedMemory<'a>(&'a [Message]);
 
 impl PeerTensors for SharedMemory<'_> {

@@ -1,4 +1,4 @@
-//! A single rank that simulates the others, to find out what a step of many ranks needs.
+//! A single rank that simulates the others, to find the memory that a step of many ranks needs.
 
 use std::sync::Arc;
 
@@ -57,8 +57,8 @@ impl Meeting for Mirror {
     }
 }
 
-/// Copies of the own tensor. A trade may ask for other elements than the own tensor has: then the
-/// incoming place keeps its elements.
+/// Copies of the own tensor. If a trade asks for other elements than the own tensor has, the
+/// incoming tensor keeps its elements.
 struct MirroredTensors<'a> {
     messages: &'a [Message],
     own: &'a Tensor,

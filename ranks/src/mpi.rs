@@ -47,7 +47,7 @@ pub struct MpiRank {
 }
 
 struct State {
-    /// The error of every further call, if there is one.
+    /// The error of every further call; `None` while calls can succeed.
     end: Option<RanksError>,
     /// For each rank, true if it has sent its last message.
     ended: Vec<bool>,
@@ -72,10 +72,10 @@ pub fn mpi(timeout: Duration) -> Result<Option<Wired<MpiRank>>> {
     Ok(Some(Wired::new(MpiRank { rank, timeout, state, session: Some(session) })))
 }
 
-/// The thread that starts and finalizes MPI, which one thread has to do. Starting may block for
-/// ever, so it cannot be a thread of the caller's.
+/// The thread that starts and finalizes MPI: one thread has to do both. The start may block for
+/// ever, so the thread cannot be the caller's.
 struct Session {
-    /// Sends the thread its kind of end.
+    /// Tells the thread how to end.
     ends: mpsc::Sender<SessionEnd>,
     thread: JoinHandle<()>,
 }
@@ -83,7 +83,7 @@ struct Session {
 #[derive(PartialEq)]
 enum SessionEnd {
     Finalize,
-    /// Leave MPI running until the process exits: finalizing would wait for a rank that has failed.
+    /// Leave MPI running until the process exits: finalizing would wait for a failed rank.
     Abandon,
 }
 
@@ -97,7 +97,7 @@ impl Session {
         let (ends, ended) = mpsc::channel();
         let thread = thread::spawn(move || {
             let universe = begin();
-            // The caller has stopped waiting if the start took too long.
+            // The caller no longer waits if the start took too long.
             _ = begun.send(universe.as_ref().map(|(_, rank)| *rank));
             if ended.recv() != Ok(SessionEnd::Finalize) {
                 std::mem::forget(universe);
@@ -179,7 +179,8 @@ impl Wire for MpiRank {
                 state.end = Some(RanksError::Aborted { rank, reason });
                 continue;
             }
-            // Checked before the messages: once END is here, all earlier messages are here too.
+            // Checked before the messages: once END has arrived, all earlier messages have arrived,
+            // too.
             if arrived(&source, END).is_some() {
                 state.ended[from] = true;
             }

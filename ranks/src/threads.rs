@@ -49,7 +49,7 @@ struct State {
     posted: BTreeMap<(usize, usize), VecDeque<Message>>,
     /// Ranks that have been dropped.
     ended: BTreeSet<usize>,
-    /// The reason why every further call fails, if it does.
+    /// The reason why every further call fails; `None` while calls can succeed.
     end: Option<End>,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A sum moves as many bytes as in a ring: each rank sums its own part of the tensor, then copies
 //! the summed parts of the other ranks. Unlike in a ring, the terms of a part are added in the
-//! order of the tree, on the rank that owns the part. The part is summed piece by piece. For this a
-//! rank allocates room for one piece of each other rank before the ranks meet, so that no rank runs
-//! out of memory afterwards.
+//! order of the tree, on the rank that owns the part. The part is summed piece by piece: a rank
+//! allocates room for one piece of each other rank before the ranks meet, so that no rank runs out
+//! of memory afterwards.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -161,7 +161,8 @@ fn trade(
     other: usize,
 ) -> Result<()> {
     let Some(any) = give.or(take) else { return Ok(()) };
-    // Both ranks describe the trade alike: elements that go up to the higher rank, and down.
+    // Both ranks describe the trade alike: the elements that go up to the higher rank, and the
+    // elements that go down.
     let (up, down) = if ranks.rank().index < other { (give, take) } else { (take, give) };
     let [up, down] = [up, down].map(|x| x.map(Elements::of));
     let call = |elements| Call { elements, ..Call::new(TRADE) };
@@ -293,7 +294,7 @@ fn copies_for(rank: Rank, own: &Tensor, sent_len: &dyn Fn(usize) -> usize) -> Re
     Ok(copies)
 }
 
-/// The first error of both; a fatal error of `next` is returned at once.
+/// The first error of the two. A fatal error of `next` is returned at once.
 fn first_error(outcome: Result<()>, next: Result<()>) -> Result<Result<()>> {
     match next {
         Err(error) if error.is_fatal() => Err(error),

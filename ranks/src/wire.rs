@@ -22,7 +22,8 @@ pub trait Wire: Send + Sync {
     /// `Lost`, `Aborted`.
     fn send(&self, message: Vec<u8>, to: usize) -> Result<()>;
 
-    /// Waits for the next message of rank `from`. `op` is the operation that needs it, for errors.
+    /// Waits for the next message of rank `from`. `op` is the operation that needs the message, for
+    /// errors.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`. After one of these every call fails.
@@ -32,8 +33,8 @@ pub trait Wire: Send + Sync {
     fn abort(&self, reason: &str);
 }
 
-/// A rank that has a [`Wire`]. It allocates as a rank of [`threads`](crate::threads) does; messages
-/// take host memory in addition.
+/// A rank with a [`Wire`]. The rank allocates as a rank of [`threads`](crate::threads) does;
+/// messages take host memory in addition.
 #[derive(Debug)]
 pub struct Wired<W>(W);
 
@@ -99,7 +100,8 @@ struct ByMessages<'a, W> {
 
 impl<W: Wire> PeerTensors for ByMessages<'_, W> {
     fn exchange(&mut self, outgoing: &[Outgoing], incoming: &mut [Incoming]) -> Result<()> {
-        // The other ranks wait for a message even if this rank fails, so it sends an empty one.
+        // The other ranks wait for a message even if this rank fails, so this rank sends an empty
+        // one.
         let mut outcome = Ok(());
         for Outgoing { to, piece } in outgoing {
             let bytes = slice(self.own, piece.clone()).and_then(|piece| Ok(piece.to_bytes()?));
@@ -152,7 +154,7 @@ pub(crate) fn encoded(Message { call, bytes, failure, .. }: &Message) -> Vec<u8>
     text
 }
 
-/// Decodes a message; `None` if the bytes are not one.
+/// Decodes a message; `None` if the bytes are no message.
 pub(crate) fn decoded(bytes: &[u8]) -> Option<Message> {
     let (&op, mut rest) = bytes.split_first()?;
     let op = OPS.get(usize::from(op))?;

@@ -1,4 +1,4 @@
-//! Options and saved states: which are refused, and that a loaded scaler continues the saved one.
+//! Options and saved states: invalid ones are refused, and a loaded scaler continues the saved one.
 
 use lowtide_amp::{AmpError, LossScaler, LossScalerOptions, LossScalerState};
 

@@ -23,8 +23,8 @@ pub(crate) fn device(gpu: &Turn, index: usize) -> Device {
     Device::cuda_on(&device, CudaOptions::default()).expect("memory")
 }
 
-/// Runs `work` on `count` ranks and returns the results by rank. Without a driver or with too few
-/// devices, which is printed, the ranks run on the processor.
+/// Runs `work` on `count` ranks and returns the results by rank. Without a driver, or with too few
+/// devices, the ranks run on the processor, and the skip is printed.
 pub(crate) fn on_ranks<R: Send>(
     count: usize,
     timeout: Duration,

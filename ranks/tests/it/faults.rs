@@ -8,11 +8,10 @@ use lowtide_tensor::{DType, Device, Tensor, TensorError};
 
 use super::common::{PATIENT, bits, on_ranks, own};
 
-/// A collective on the tensor that a rank gives and the tensor that it gets.
+/// A collective on two tensors of a rank: its input and its output.
 type Operation = fn(&dyn Collectives, &mut [Tensor; 2]) -> Result<()>;
 
-/// Every collective on tensors, with the numbers of elements that one of three ranks gives and
-/// gets.
+/// Every collective on tensors, with the lengths of the input and the output of one of three ranks.
 const OPERATIONS: &[(&str, [usize; 2], Operation)] = &[
     ("all_reduce", [24, 0], |rank, [x, _]| rank.all_reduce(x)),
     ("all_reduce_each", [24, 8], |rank, tensors| all_reduce_each(rank, tensors)),
@@ -219,7 +218,7 @@ fn what_is_received_has_to_be_what_is_sent() {
     assert_eq!(found[1], "rank 0 calls trade of 3 f32, this rank calls trade of 4 f32");
 }
 
-/// Both ranks give f32; one of them takes i32.
+/// Both ranks give f32; one rank takes i32.
 #[test]
 fn what_is_traded_has_to_be_the_same_on_both_sides() {
     let found = on_ranks(2, PATIENT, |rank, device| {

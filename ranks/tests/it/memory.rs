@@ -76,7 +76,7 @@ fn live_bytes(device: &Device) -> usize {
     device.allocator().statistics().allocated.current_bytes
 }
 
-/// A step that is rolled back has to find its memory free, whatever the other ranks are doing.
+/// A step that is rolled back has to find its memory free, at any progress of the other ranks.
 #[test]
 fn no_rank_holds_a_tensor_of_another_once_a_collective_has_ended() {
     for _ in 0..20 {

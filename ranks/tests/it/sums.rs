@@ -116,7 +116,7 @@ proptest! {
     }
 }
 
-/// The terms are eight leaves, a power of two of them on each rank.
+/// The terms are eight leaves. Each rank has a power of two of them.
 #[test]
 fn sums_of_leaves_do_not_depend_on_the_number_of_ranks() {
     let (leaves, len) = (8, 33);

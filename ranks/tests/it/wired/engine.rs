@@ -42,7 +42,7 @@ struct State {
     gone: BTreeSet<usize>,
     /// Sent bytes by sender.
     sent_bytes: BTreeMap<usize, usize>,
-    /// The error of every further call, if there is one.
+    /// The error of every further call; `None` while calls can succeed.
     end: Option<RanksError>,
 }
 

@@ -12,7 +12,7 @@ const WORDS_BYTES_MAX: usize = 400;
 /// A collective on a tensor whose parts have the given length.
 type Operation = fn(&OneRank, &mut Tensor, usize) -> Result<()>;
 
-/// How often a rank sends all parts of a tensor but one in each collective.
+/// For each collective, how many times a rank sends all but one part of a tensor.
 const SHARES: [(usize, Operation); 4] = [
     (2, |rank, x, _| rank.all_reduce(x)),
     (1, |rank, x, part_len| rank.reduce_part(x, part_len)),
