@@ -164,7 +164,7 @@ fn runners(scope: &str) -> [Section; 3] {
         Section::new(name, &command, Counting::Runners)
     };
     [
-        runner("tests", "--lib --bins --tests --examples -- --show-output"),
+        runner("tests", "--bins --tests --examples -- --show-output"),
         runner("doc tests", "--doc -- --show-output"),
         // Criterion runs each case once if cargo does not pass `--bench`. Unlike `cargo bench --
         // --test`, this needs no second, optimised build of all crates.
