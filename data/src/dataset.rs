@@ -281,8 +281,8 @@ impl<'a> BatchSlot<'a> {
         Draws::new(self.plan.end.seed, self.plan.end.epoch, self.batch as u64, purpose)
     }
 
-    /// The elements `[B, ...]` of field `field_index`, in the order of [`Dataset::fields`]. Samples
-    /// of a ragged field have the maximum length, filled with zeros.
+    /// The elements `[B, ...]` of one field; `field_index` counts in the order of
+    /// [`Dataset::fields`]. Samples of a ragged field are filled with zeros to the maximum length.
     ///
     /// # Panics
     /// If there is no such field, or if its element type is not `T`.

@@ -219,7 +219,7 @@ pub struct PlateauOptions {
     pub patience: u64,
     /// Relative change of the metric that counts as an improvement.
     pub threshold: f64,
-    /// Number of observations after a reduction that are ignored.
+    /// Number of observations that are ignored after a reduction.
     pub cooldown: u64,
     /// Smallest learning rate.
     pub floor: f64,

@@ -12,7 +12,7 @@ use crate::parallel::stages::run::run_own;
 
 /// A block of a model with the policy of its saved tensors; see
 /// [`Parameters::visit_policies`](crate::Parameters::visit_policies). A trainer's plan may
-/// recompute the first blocks of a model, with the same bits. A pipeline
+/// recompute the first blocks of a model; the results keep the same bits. A pipeline
 /// [cuts](crate::parallel::run_stage) a model between blocks.
 ///
 /// ```

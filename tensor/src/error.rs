@@ -149,7 +149,7 @@ pub enum TensorError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Product(#[from] BlasError),
-    /// The library of messages between devices refused.
+    /// NCCL, the library that sends messages between devices, is missing or has failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Messages(#[from] NcclError),

@@ -260,7 +260,7 @@ impl Device {
         Ok(())
     }
 
-    /// The checks of the operands that [`Device::launch`] makes before it runs a kernel.
+    /// Checks the operands. [`Device::launch`] makes these checks before it runs a kernel.
     #[track_caller]
     pub(crate) fn check_launch(
         &self,

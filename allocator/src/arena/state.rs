@@ -70,8 +70,9 @@ pub(crate) struct ArenaState {
     pub(crate) checks: Option<Box<Checks>>,
     pub(crate) request_count: u64,
     next_serial: u64,
-    /// Number of the next free or wait. The order of these events decides which waits are needed.
-    /// The history has a count of its own, which a simulation starts anew.
+    /// Number of the next event, a free or a wait. The order of these events decides which waits
+    /// are needed. The history numbers its events separately, and a simulation begins a new
+    /// history.
     next_event: u64,
 }
 

@@ -1,7 +1,7 @@
 //! The outcome of a run as one page for a browser: curves, the memory of one step, retries with
 //! reasons, and everything needed to repeat the run.
 //!
-//! [`Report`] is an observer for any training that writes the page and updates it during the run.
+//! [`Report`] is an observer for any training. It writes the page and updates it during the run.
 //! The content of the page is a [`Run`], which can also be [read](Run::read) from the folder of a
 //! finished run; [`compare`] draws several runs on one page.
 //!

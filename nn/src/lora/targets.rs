@@ -17,7 +17,8 @@ pub enum Targets {
     /// All linear layers but the output layer; see [`is_output_layer`].
     #[default]
     AllLinear,
-    /// Layers whose name is one of these, or ends with a dot and one of these: `q_proj`.
+    /// Layers whose name is an ending from the list, or ends with a dot and such an ending:
+    /// `q_proj` chooses `layers.0.q_proj`.
     Endings(Vec<String>),
     /// Layers with a name that matches the regular expression as a whole: `layers\.[0-3]\..*_proj`.
     Pattern(String),

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::error::{EntryProblem, PretrainedError, Result, shortened};
 
-/// Maximum of a count, above the counts of every model. Sums and products of smaller counts fit 128
-/// bits, and the counts of a layer fit a tensor.
+/// Largest count that a configuration may hold, more than any model needs. Sums and products of
+/// such counts fit in 128 bits, and a layer's counts can be dimensions of a tensor.
 const COUNT_MAX: u64 = 1 << 31;
 
 /// Entries of a configuration, by name. A null entry counts as absent.

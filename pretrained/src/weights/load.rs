@@ -325,7 +325,7 @@ struct Planned<'a> {
     dtype: DType,
 }
 
-/// Writes to each tensor the floats with its name, or changes no tensor.
+/// Fills each tensor with the floats of the same name. If a check fails, no tensor is changed.
 fn fill_all(
     tensors: &[(String, Tensor)],
     floats: &BTreeMap<String, StoredFloats<'_>>,

@@ -18,7 +18,7 @@ const LANE_LEN: usize = 4;
 /// Number of codes of a row of w that are packed at once.
 const BLOCK_LEN: usize = LANES * LANE_LEN;
 
-/// Bytes of a sliver of `vectors` vectors and `depth`.
+/// Bytes of a sliver whose rows fill `vectors` vectors, with `depth` codes of each row.
 pub(super) const fn sliver_bytes(vectors: usize, depth: usize) -> usize {
     depth.next_multiple_of(BLOCK_LEN) * vectors * LANES
 }

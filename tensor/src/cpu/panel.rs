@@ -2,8 +2,8 @@
 //! c`[M, W]` = or += a`[M, K]` · b`[K, W]`.
 //!
 //! Rows of b lie one after the other, so they are loaded as vectors. a is read number by number and
-//! may have any strides. Products pack other operands first (`packing.rs`); attention packs
-//! nothing.
+//! may have any strides. Products first pack operands that lie otherwise in memory (`packing.rs`);
+//! attention packs nothing.
 
 use super::gemm::Matrix;
 use super::math::SimdFloat;

@@ -24,9 +24,9 @@ pub(super) enum Stored<'a, T> {
     Bf16(Matrix<'a, bf16>),
 }
 
-/// Runs `$body` with `$x` standing for the matrix in a [`Stored`] or [`Results`] of `T`, of any
-/// type. After an arrow `->`, the result becomes the same variant. Half types are computed in f32
-/// alone, so nothing is compiled for them if `T` is another type.
+/// Runs `$body`, in which `$x` is the matrix in a [`Stored`] or [`Results`] for `T`, in whatever
+/// type it is stored. With `->` in place of `=>`, the result becomes the same variant. Half types
+/// are computed in f32 alone, so with `=>` nothing is compiled for them if `T` is another type.
 macro_rules! with_stored {
     ($name:ident, $stored:expr, $x:ident => $body:expr) => {
         match $stored {

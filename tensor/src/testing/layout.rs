@@ -39,7 +39,7 @@ pub fn select(layout: &Layout, axis: usize, index: usize) -> Layout {
     layout.select(axis, index)
 }
 
-/// A new dimension of one position.
+/// The layout with a new dimension of length 1 at `axis`.
 pub fn unsqueeze(layout: &Layout, axis: usize) -> Layout {
     layout.unsqueeze(axis)
 }

@@ -35,7 +35,7 @@ pub enum SettingsProblem {
     /// Another text is in the place of a separator.
     #[error("{found:?} instead of {expected}")]
     Unexpected {
-        /// The text that was found; empty at the end.
+        /// The text that was found; empty if the settings end here.
         found: String,
         /// The separator that the format requires at this place.
         expected: &'static str,
@@ -158,7 +158,7 @@ impl Parser {
         Err(self.error(SettingsProblem::Unexpected { found, expected }))
     }
 
-    /// Takes a value, if the token is valid.
+    /// Takes the next token and returns its value. An error if `read` does not accept the token.
     fn value<T>(
         &mut self,
         expected: &'static str,

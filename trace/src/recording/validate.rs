@@ -23,7 +23,7 @@ pub struct RecordingError {
     pub part: RecordingPart,
     /// Index in the list, from 0.
     pub index: u64,
-    /// The contradiction.
+    /// The kind of contradiction.
     pub problem: RecordingProblem,
 }
 

@@ -287,7 +287,7 @@ impl CheckpointFolder {
         self.remove_first(self.last.len().saturating_sub(self.last_max));
     }
 
-    /// Removes the oldest of the kept checkpoints.
+    /// Removes the `count` oldest of the kept checkpoints. The folder of the best checkpoint stays.
     fn remove_first(&mut self, count: usize) {
         for old in self.last.drain(..count) {
             if self.best_path.as_ref() != Some(&old) {

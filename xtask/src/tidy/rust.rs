@@ -99,7 +99,8 @@ pub fn check_root_imports(tree: &Tree) -> Vec<Finding> {
 
 const ROOT_IMPORT: &str = "imported from the crate's root; name the module that it is in";
 
-/// True if a line of `crate::{..}` names a type of the root. `depth` counts the open braces.
+/// True if a line inside `use crate::{..}` names a type of the crate's root. `depth` counts the
+/// open braces, and is updated.
 fn names_of_root(line: &str, depth: &mut usize) -> bool {
     let mut before = ',';
     let mut found = false;

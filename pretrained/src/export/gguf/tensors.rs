@@ -12,7 +12,7 @@ use crate::decoder::{DecoderShape, LayerNames, Names, NormKind};
 use crate::error::Result;
 use crate::export::target::Target;
 
-/// The options of the tensors of a file.
+/// The architecture, the type of matrices and the target for the tensors of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kinds {
     pub(super) architecture: Architecture,

@@ -235,8 +235,9 @@ impl Graph {
 
     /// The file of the graph.
     pub(super) fn model(&self) -> Vec<u8> {
-        /// Version of the format, then version of the operations of nodes.
+        /// Version of the ONNX format.
         const FORMAT_VERSION: i64 = 8;
+        /// Version of the operations that the nodes use.
         const OPERATIONS_VERSION: i64 = 17;
         let operations = Message::default().text(1, "").int(2, OPERATIONS_VERSION);
         let graph = self.message.clone().text(2, "model");

@@ -49,7 +49,7 @@ impl Cut {
     }
 }
 
-/// Elements of f64 scratch for the sums: two for each channel and part.
+/// Number of f64 elements of scratch for the sums: two for each channel and part.
 pub(super) fn partials_len(shape: &Channels) -> usize {
     2 * Cut::of(shape).parts(shape) * shape.channels
 }

@@ -96,7 +96,7 @@ impl FullKernel for OneHot {
     }
 }
 
-/// `of`, padded to the largest number of dimensions.
+/// The strides `of`, padded with zeros to the largest number of dimensions.
 fn strides(of: &[usize]) -> [usize; RANK_MAX] {
     let mut strides = [0; RANK_MAX];
     strides[..of.len()].copy_from_slice(of);

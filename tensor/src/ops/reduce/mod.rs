@@ -274,7 +274,7 @@ impl Tensor {
         pub fn any, any_keep = Reduction::Any;
         /// True if all elements over `axes` are true (not 0). Any element type.
         pub fn all, all_keep = Reduction::All;
-        /// Number of elements over `axes` that are not 0, as i64. Any element type.
+        /// Number of nonzero elements over `axes`, as i64. Any element type.
         pub fn count_nonzero, count_nonzero_keep = Reduction::Count;
         /// `ln Σ e^x` over `axes`, computed relative to the largest x so that nothing overflows; -∞
         /// for no elements. Floats only.

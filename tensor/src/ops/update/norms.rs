@@ -145,7 +145,7 @@ impl Tensor {
     }
 }
 
-/// Number of f64 elements of workspace that [`Tensor::update_norms`] of `norms` values needs.
+/// Length of the f64 workspace that [`Tensor::update_norms`] needs to compute `norms` norms.
 pub fn update_norms_workspace_len(device: &Device, norms: usize) -> usize {
     if device.kind() == DeviceKind::Cuda { norms * PARTIALS_MAX } else { 0 }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// A pass from a start with `active_bytes` in use.
+    /// A pass before its first event, while `active_bytes` are in use.
     pub(crate) fn new(policy: TorchPolicy, offers: Offers, active_bytes: u64) -> Pass {
         let report = ReplayReport {
             peak_active_bytes: active_bytes,

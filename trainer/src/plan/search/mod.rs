@@ -39,9 +39,10 @@ const BLOCKS_PER_RUN_LEN: usize = 8;
 /// times the bytes of their input, groups of four need the least memory.
 const AT_ONCE_MAX: usize = 4;
 
-/// The search stops trying smaller block counts after this number of counts in a row that need more
-/// memory than the best one. With a smaller count, fewer inputs and more saved tensors are kept. So
-/// the need first falls and then rises, except for small differences from the placement of blocks.
+/// The search tries smaller and smaller block counts. It stops when this number of consecutive
+/// counts needed more memory than the best count so far. With a smaller count, fewer inputs and
+/// more saved tensors are kept. So the need first falls and then rises, except for small
+/// differences from the placement of blocks.
 const OVER_COUNT_MAX: usize = 2;
 
 /// A knob that counts blocks.

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{EntryProblem, PretrainedError, Result, shortened};
 use crate::files::{read_bytes, read_text};
 
-/// `llama_token_type`.
+/// The kind of a token, with the numbers of llama.cpp's `llama_token_type`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Normal = 1,

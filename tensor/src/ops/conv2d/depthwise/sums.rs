@@ -91,7 +91,7 @@ pub(super) struct SumTaps<'a, T> {
     pub(super) frame: &'a [Pixel<T>],
     /// Pixels of the frame between neighbouring rows of dy.
     pub(super) row_step: usize,
-    /// The pixel of the frame that each tap meets for the first pixel of dy.
+    /// For each tap, the pixel of the frame that is multiplied with the first pixel of dy.
     pub(super) offsets: &'a [usize],
     /// Rows and columns of dy.
     pub(super) size: [usize; 2],

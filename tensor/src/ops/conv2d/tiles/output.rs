@@ -188,7 +188,7 @@ struct OutputRows {
     first_pixel: usize,
 }
 
-/// A phase of one unit.
+/// The product that computes one phase of the result for one unit.
 struct UnitProduct<'a, E, T> {
     phase: Phase,
     /// True if the phase is the whole result.
