@@ -92,9 +92,9 @@ pub trait MemorySource: Send + Sync {
 /// Once [`map`](Self::map) returned `Ok`, the allocator makes references to the bytes that are
 /// mapped in a range of views, if the processor can read it. So for such a range:
 /// 1. `map` returns `Ok` only if the pages of `segment` are now mapped in `views` at the place that
-///   the mapping names, whatever was mapped there before. They stay there until the mapping is
-///   unmapped or another one is mapped to the same place. `map` panics or fails if a range belongs
-///   to another source.
+///    the mapping names, whatever was mapped there before. They stay there until the mapping is
+///    unmapped or another one is mapped to the same place. `map` panics or fails if a range belongs
+///    to another source.
 /// 2. `map` and `unmap` change no other place. They use a [`Mapping`] only during the call.
 /// 3. [`reserve_views`](Self::reserve_views) returns a range made with
 ///    [`Segment::views_with_host_pointer`].

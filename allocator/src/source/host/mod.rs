@@ -87,7 +87,7 @@ impl Segment {
     /// Until `owner` is dropped:
     /// 1. Only the allocator that gets this segment reads or writes the range.
     /// 2. Only a [`VirtualMemory::map`](crate::VirtualMemory::map) that keeps its obligations maps
-    ///   memory there. Mapped memory is initialised and may be read and written.
+    ///    memory there. Mapped memory is initialised and may be read and written.
     pub unsafe fn views_with_host_pointer(
         pointer: NonNull<u8>,
         size_bytes: usize,

@@ -86,7 +86,7 @@ pub(super) fn workspace_len<E: Element, T: SimdFloat>(
     product: Product,
 ) -> usize {
     match CpuWay::of(shape, product) {
-        CpuWay::Depthwise(way) => way.workspace_len::<E, T>(product),
+        CpuWay::Depthwise(way) => way.workspace_len(product),
         CpuWay::Columns(way) => way.workspace_len::<E, T>(product),
         CpuWay::Patches(way) => way.workspace_len::<E, T>(product),
         CpuWay::Tiles(way) => way.workspace_len::<E, T>(product),

@@ -185,9 +185,9 @@ impl Tensor {
         forward("max_pool2d", self, geometry, MaxPool::default())
     }
 
-    /// [`Tensor::max_pool2d`] with dilated windows, or with windows that do not fit whole: `H' = (H
-    /// + 2 padding - dilation · (kernel - 1) - 1) / stride + 1`, rounded as `options` says. The
-    /// padding is at most half of the length that a window spans.
+    /// [`Tensor::max_pool2d`] with dilated windows, or with windows that do not fit whole. The
+    /// result has `H' = (H + 2 padding - dilation · (kernel - 1) - 1) / stride + 1`, rounded as
+    /// `options` says. The padding is at most half of the length that a window spans.
     ///
     /// # Errors
     /// As [`Tensor::max_pool2d`], and `Shape` if there is padding and the dilation is larger than

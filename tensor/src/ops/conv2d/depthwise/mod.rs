@@ -194,7 +194,7 @@ impl Depthwise {
 
 impl Depthwise {
     /// Elements of scratch that [`run`](Self::run) needs.
-    pub(super) fn workspace_len<E: Element, T: SimdFloat>(&self, product: Product) -> usize {
+    pub(super) fn workspace_len(&self, product: Product) -> usize {
         match Phases::of(&self.shape, product) {
             Some(phases) => self.output_workspace_len(&phases),
             None => self.weight_workspace_len(),
