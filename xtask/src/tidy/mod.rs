@@ -62,6 +62,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "lines fit", run: rust::check_line_lengths },
     Check { name: "comments say who and what", run: words::check_meaning },
     Check { name: "comments begin with their subject", run: words::check_openings },
+    Check { name: "unit tests run", run: rust::check_unit_tests },
     Check { name: "nothing is left to do", run: rust::check_leftovers },
     Check { name: "no machine paths", run: paths::check },
 ];

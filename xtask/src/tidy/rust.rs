@@ -47,6 +47,40 @@ pub fn check_line_lengths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Unit tests that never run: those in a library that its manifest builds for no tests, unless a
+/// test of the crate includes the file by `#[path]`.
+pub fn check_unit_tests(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for folder in tree.crates() {
+        let manifest = tree.get(&format!("{folder}/Cargo.toml"));
+        let manifest = manifest.and_then(|file| file.text.as_deref()).unwrap_or_default();
+        if !is_without_unit_tests(manifest) {
+            continue;
+        }
+        let [sources, tests] = ["src", "tests"].map(|part| format!("{folder}/{part}/"));
+        for file in tree.rust_files().filter(|file| file.path.starts_with(&sources)) {
+            let mut lines = file.source().lines.iter();
+            let Some(index) = lines.position(|line| line.code.contains("cfg(test)")) else {
+                continue;
+            };
+            let end = format!("{}\"]", &file.path[folder.len()..]);
+            let includes = |line: &str| line.starts_with("#[path = ") && line.ends_with(&end);
+            let mut others = tree.texts().filter(|(other, _)| other.path.starts_with(&tests));
+            if !others.any(|(_, text)| text.lines().any(includes)) {
+                let message = "never runs: the library is built for no tests; move it to `tests`";
+                findings.push(Finding::at(file, index, message));
+            }
+        }
+    }
+    findings
+}
+
+/// True if the table `[lib]` of a manifest has `test = false`.
+fn is_without_unit_tests(manifest: &str) -> bool {
+    let lines = manifest.lines().skip_while(|line| *line != "[lib]").skip(1);
+    lines.take_while(|line| !line.starts_with('[')).any(|line| line == "test = false")
+}
+
 /// Code that is marked as unfinished, is switched off, or is left from debugging.
 pub fn check_leftovers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -338,3 +338,22 @@ fn i() {}
     let found: Vec<&str> = found.iter().map(String::as_str).collect();
     check(words::check_openings, &[("xtask/src/a.rs", bad)], &found);
 }
+
+#[test]
+fn unit_test_in_a_library_that_is_built_for_no_tests_is_found() {
+    let none = "[lib]\nbench = false\ntest = false\n\n[features]\n";
+    let unit_test = "//! A.\n\nfn a() {}\n\n#[cfg(test)]\nmod tests {}\n";
+    for (manifest, test, expected) in [
+        (none, "//! Laws.\n", &["tensor/src/cpu/a.rs:5"][..]),
+        (none, "//! Laws.\n#[path = \"../../src/cpu/a.rs\"]\nmod a;\n", &[]),
+        (none, "//! Laws.\n#[path = \"../../src/cpu/b.rs\"]\nmod b;\n", &["tensor/src/cpu/a.rs:5"]),
+        ("[lib]\nbench = false\n\n[[bin]]\ntest = false\n", "//! Laws.\n", &[]),
+    ] {
+        let files = [
+            ("tensor/Cargo.toml", manifest),
+            ("tensor/src/cpu/a.rs", unit_test),
+            ("tensor/tests/it/main.rs", test),
+        ];
+        check(rust::check_unit_tests, &files, expected);
+    }
+}
