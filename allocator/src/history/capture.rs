@@ -9,7 +9,7 @@ use crate::statistics::Statistics;
 
 /// The input of a recording: an allocator's history, and its arena at the end of the history.
 ///
-/// A capture costs as much as copying the records, of 64 bytes or so. Explaining, drawing and
+/// A capture costs as much as copying the records, of 56 bytes each. Explaining, drawing and
 /// exporting a capture needs no lock of the allocator.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

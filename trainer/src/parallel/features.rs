@@ -89,10 +89,10 @@ impl<T: Task> Division<T> for Features {
         let sum: Arc<dyn Sum> = self.calls.clone();
         let parameters = task.parameters();
         if share_layers(parameters, device, (index, count), &sum)? == 0 {
-            return Err(setting(
-                "the model has no attention heads or hidden features that so many ranks could \
+            return Err(setting(&format!(
+                "the model has no attention heads or hidden features that {count} ranks could \
                  share, or all of them are in few bits or have adapters",
-            ));
+            )));
         }
         name_tensors(parameters);
         Ok(())
