@@ -8,6 +8,7 @@ mod quiet;
 mod screen;
 
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub use needs::Needs;
@@ -81,20 +82,25 @@ pub fn run(root: &Path, options: &Options) -> Result<bool, String> {
     let (count, begin) = (plan.sections.len(), Instant::now());
     let mut total = Counts::default();
     let mut failed = Vec::new();
-    for (number, section) in (1..).zip(&plan.sections) {
-        println!("== section {number} of {count}: {} ==", section.name);
-        let start = Instant::now();
-        let counts = run_section(root, section);
-        let verdict = match (counts.failed, counts.passed, counts.skips.len()) {
-            (1.., ..) => "FAILED",
-            (0, 0, 1..) => "skipped",
-            (0, ..) => "ok",
-        };
-        println!("-- {}: {verdict} in {}: {counts}", section.name, in_words(start.elapsed()));
-        if counts.failed > 0 {
-            failed.push(section.name);
+    let mut number = 0;
+    for group in plan.sections.chunk_by(|_, next| next.is_beside) {
+        for section in group {
+            number += 1;
+            let beside = if section.is_beside { ", at the same time" } else { "" };
+            println!("== section {number} of {count}: {}{beside} ==", section.name);
         }
-        total.add(counts);
+        for (section, (counts, time)) in group.iter().zip(run_at_once(root, group)) {
+            let verdict = match (counts.failed, counts.passed, counts.skips.len()) {
+                (1.., ..) => "FAILED",
+                (0, 0, 1..) => "skipped",
+                (0, ..) => "ok",
+            };
+            println!("-- {}: {verdict} in {}: {counts}", section.name, in_words(time));
+            if counts.failed > 0 {
+                failed.push(section.name);
+            }
+            total.add(counts);
+        }
     }
     let sections = if count == 1 { "section" } else { "sections" };
     println!("\n{count} {sections} in {}", in_words(begin.elapsed()));
@@ -117,6 +123,19 @@ fn in_words(time: Duration) -> String {
         0..60 => format!("{:.1} s", time.as_secs_f64()),
         seconds => format!("{} min {} s", seconds / 60, seconds % 60),
     }
+}
+
+/// Runs each section on a thread. Returns counts and times.
+fn run_at_once(root: &Path, sections: &[Section]) -> Vec<(Counts, Duration)> {
+    let timed = |section| {
+        let start = Instant::now();
+        (run_section(root, section), start.elapsed())
+    };
+    thread::scope(|scope| {
+        let running: Vec<_> =
+            sections.iter().map(|section| scope.spawn(move || timed(section))).collect();
+        running.into_iter().map(|run| run.join().expect("a section does not panic")).collect()
+    })
 }
 
 fn run_section(root: &Path, section: &Section) -> Counts {

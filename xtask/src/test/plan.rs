@@ -28,12 +28,19 @@ pub struct Section {
     pub needs: Needs,
     /// The rule for counting the output.
     pub counting: Counting,
+    /// True if the section runs at the same time as the section before it.
+    pub is_beside: bool,
 }
 
 impl Section {
     pub(super) fn new(name: &'static str, command: &str, counting: Counting) -> Self {
         let arguments = command.split_whitespace().map(str::to_owned).collect();
-        Self { name, arguments, environment: Vec::new(), needs: Needs::Nothing, counting }
+        let (environment, needs) = (Vec::new(), Needs::Nothing);
+        Self { name, arguments, environment, needs, counting, is_beside: false }
+    }
+
+    fn beside(self) -> Self {
+        Self { is_beside: true, ..self }
     }
 
     pub(super) fn needs(self, needs: Needs) -> Self {
@@ -94,7 +101,7 @@ pub fn plan(options: &Options, package: Option<&str>) -> Plan {
     let scope = scope(package);
     let mut plan = Plan::default();
     plan.sections.extend(static_checks(package, &scope));
-    plan.sections.extend(runners(&scope));
+    plan.sections.extend(runners(package, &scope));
     plan.sections.extend(ranks(options, package, &scope));
     plan.sections.extend(other_features(package));
     if package.is_none() {
@@ -158,18 +165,28 @@ fn static_checks(package: Option<&str>, scope: &str) -> [Section; 3] {
     ]
 }
 
-fn runners(scope: &str) -> [Section; 3] {
+/// The targets of all tests but those that are called `cuda`.
+const TESTS_ON_NO_DEVICE: &str = "--lib --bins --examples --test [!c]* --test c[!u]* --test cuda_*";
+
+fn runners(package: Option<&str>, scope: &str) -> Vec<Section> {
     let runner = |name, targets: &str| {
-        let command = format!("test {scope} --no-fail-fast {targets}");
+        let command = format!("test {scope} --no-fail-fast {targets} -- --show-output");
         Section::new(name, &command, Counting::Runners)
     };
-    [
-        runner("tests", "--bins --tests --examples -- --show-output"),
-        runner("doc tests", "--doc -- --show-output"),
-        // Criterion runs each case once if cargo does not pass `--bench`. Unlike `cargo bench --
-        // --test`, this needs no second, optimised build of all crates.
-        runner("benches, once each", "--benches"),
-    ]
+    let mut sections = match package {
+        Some(_) => vec![runner("tests", "--bins --tests --examples")],
+        // Tests on a device wait for each other. Alone they would leave processors idle.
+        None => vec![
+            runner("tests", TESTS_ON_NO_DEVICE),
+            runner("tests on a device", "--test cuda").beside(),
+        ],
+    };
+    sections.push(runner("doc tests", "--doc"));
+    // Criterion runs each case once if cargo does not pass `--bench`. Unlike `cargo bench --
+    // --test`, this needs no second, optimised build of all crates.
+    let benches = format!("test {scope} --no-fail-fast --benches");
+    sections.push(Section::new("benches, once each", &benches, Counting::Runners));
+    sections
 }
 
 fn ranks(options: &Options, package: Option<&str>, scope: &str) -> Option<Section> {

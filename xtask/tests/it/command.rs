@@ -51,9 +51,13 @@ fn good_run_ends_in_its_counts_and_zero() {
     let folder = workspace(&format!("case $1 in test) echo '{RESULT}';; esac"));
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
-    // Format, package, docs, clippy four times; the tidy checks; four sections of test runners.
-    let passed = 7 + CHECKS.len() + 4 * 5;
-    assert!(text.starts_with("== section 1 of 12: format ==\n-- format: ok in 0."), "{text}");
+    // Format, package, docs, clippy four times; the tidy checks; five sections of test runners.
+    assert!(
+        text.contains("\n== section 5 of 13: tests on a device, at the same time ==\n"),
+        "{text}"
+    );
+    let passed = 7 + CHECKS.len() + 5 * 5;
+    assert!(text.starts_with("== section 1 of 13: format ==\n-- format: ok in 0."), "{text}");
     assert!(text.ends_with(&format!("\n{passed} passed, 0 failed, 0 skipped\n")), "{text}");
     assert!(output.status.success());
 }
@@ -66,7 +70,7 @@ fn failing_section_is_named_and_the_following_ones_run() {
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
     assert!(text.contains("\nfailed sections: clippy\n"), "{text}");
-    let passed = 6 + CHECKS.len() + 4 * 5;
+    let passed = 6 + CHECKS.len() + 5 * 5;
     assert!(text.ends_with(&format!("\n{passed} passed, 1 failed, 0 skipped\n")), "{text}");
     assert_eq!(output.status.code(), Some(1));
 }
@@ -94,7 +98,7 @@ fn missing_tool_is_a_skip_with_its_reason() {
     ));
     let output = xtask(folder.path(), &["test"]);
     let text = stdout(&output);
-    let passed = 6 + CHECKS.len() + 4 * 5;
+    let passed = 6 + CHECKS.len() + 5 * 5;
     let end = format!(
         "\nskipped: format: `cargo fmt` is not installed here\n\
          {passed} passed, 0 failed, 1 skipped\n"
@@ -107,7 +111,7 @@ fn missing_tool_is_a_skip_with_its_reason() {
 fn skip_told_on_standard_error_is_counted() {
     let folder = workspace("case \"$*\" in test*--benches*) echo 'skipped: gpu: none' >&2;; esac");
     let text = stdout(&xtask(folder.path(), &["test"]));
-    let end = format!("\nskipped: gpu: none\n{} passed, 0 failed, 1 skipped\n", 11 + CHECKS.len());
+    let end = format!("\nskipped: gpu: none\n{} passed, 0 failed, 1 skipped\n", 12 + CHECKS.len());
     assert!(text.ends_with(&end), "{text}");
 }
 

@@ -1,4 +1,7 @@
+use std::path::Path;
+
 use xtask::test::{Counting, Needs, Options, Plan, Section, plan};
+use xtask::tree::Tree;
 
 fn options(arguments: &[&str]) -> Options {
     let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
@@ -21,6 +24,7 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
         "clippy",
         "tidy",
         "tests",
+        "tests on a device",
         "doc tests",
         "benches, once each",
         "ranks under MPI",
@@ -37,6 +41,53 @@ fn sections_run_from_cheap_to_dear_and_deep_ones_are_named() {
           sanitizer, miri, loom, fuzz targets of trace, fuzz targets of data, fuzz targets of \
           pretrained, data with candle, scoreboard, long property tests"]
     );
+}
+
+/// The arguments name no target that they leave out.
+#[test]
+fn every_test_target_is_in_one_of_the_two_sections_of_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    let tree = Tree::read(root).expect("files");
+    let plan = plan(&options(&[]), None);
+    let sections = ["tests", "tests on a device"].map(|name| section(&plan, name));
+    let mut targets = 0;
+    for folder in tree.crates() {
+        let tests = format!("{folder}/tests/");
+        let paths = tree.files.iter().filter_map(|file| file.path.strip_prefix(&tests));
+        for path in paths {
+            let name = match path.split_once('/') {
+                Some((name, "main.rs")) => name,
+                None => path.strip_suffix(".rs").unwrap_or(path),
+                Some(_) => continue,
+            };
+            targets += 1;
+            let is_in = |section: &&Section| {
+                let patterns = section.arguments.windows(2).filter(|pair| pair[0] == "--test");
+                patterns.into_iter().any(|pair| matches(&pair[1], name))
+            };
+            assert_eq!(
+                sections.iter().filter(|section| is_in(section)).count(),
+                1,
+                "{folder} {name}"
+            );
+        }
+    }
+    assert!(targets > 20, "{targets} targets");
+}
+
+/// True if `name` matches a pattern of letters, `*` at its end, and `[!a]`, another letter than a.
+fn matches(pattern: &str, name: &str) -> bool {
+    if let Some(rest) = pattern.strip_prefix("[!") {
+        let (other, rest) = rest.split_once(']').expect("a closed bracket");
+        let mut letters = name.chars();
+        return letters.next().is_some_and(|letter| !other.contains(letter))
+            && matches(rest, letters.as_str());
+    }
+    match (pattern.chars().next(), name.chars().next()) {
+        (Some('*'), _) | (None, None) => true,
+        (Some(a), Some(b)) => a == b && matches(&pattern[1..], &name[1..]),
+        _ => false,
+    }
 }
 
 #[test]
@@ -65,7 +116,7 @@ fn deep_adds_and_leaves_nothing_out() {
         "scoreboard",
         "long property tests",
     ];
-    assert_eq!(names(&plan)[12..], expected);
+    assert_eq!(names(&plan)[13..], expected);
     assert_eq!(plan.left_out, [""; 0]);
 }
 
