@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hasher};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::{env, fs, io};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::{env, fs, io, thread};
 
 use thiserror::Error;
 
@@ -117,6 +118,10 @@ impl Library<'_> {
             objects: below.join("objects"),
         };
         create(&build.objects)?;
+        // One process builds at a time; the next one finds the files. Closing the file unlocks it.
+        let lock = below.join("lock");
+        let locked = fs::File::create(&lock).and_then(|file| file.lock().map(|()| file));
+        let _locked = locked.map_err(|cause| of_file(&lock, cause))?;
         let (flags, kernel_flags): (&[&str], &[&str]) = match self.watch {
             Watch::Accesses => (&[], &WATCH),
             Watch::Addresses => (&ADDRESSES, &ADDRESSES),
@@ -130,16 +135,17 @@ impl Library<'_> {
         for name in ["executor", "access"] {
             library.push(build.object(name, &sources.file(name), &sources.headers, flags)?);
         }
-        let mut images = Vec::new();
-        for kernels in self.kernels {
+        let compiled = on_all_processors(self.kernels, |kernels| {
             let image = match &kernels.ptx {
                 Some(ptx) => ptx.clone(),
                 None => build.entries(kernels)?,
             };
             let (name, text) = (&kernels.name, &kernels.on_processor(&image));
-            library.push(build.object(name, text, &sources.headers, kernel_flags)?);
-            images.push((name, image));
-        }
+            let object = build.object(name, text, &sources.headers, kernel_flags)?;
+            Ok((object, (name, image)))
+        })?;
+        let (objects, images): (Vec<_>, Vec<_>) = compiled.into_iter().unzip();
+        library.extend(objects);
         let all: Vec<&PathBuf> = driver.iter().chain(&library).collect();
         let folder = below.join(hash(all.iter().map(|path| path.as_os_str().as_encoded_bytes())));
         create(&folder)?;
@@ -350,6 +356,33 @@ fn link_unless_there(from: &Path, into: &Path) -> io::Result<()> {
 }
 
 /// A fresh name beside a file, which no other process or thread uses.
+/// The results for all items, in their order, computed on a thread for each processor.
+fn on_all_processors<'a, T: Sync, R: Send>(
+    items: &'a [T],
+    compute: impl Fn(&'a T) -> Result<R, LibraryError> + Sync,
+) -> Result<Vec<R>, LibraryError> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut results = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { return Ok(results) };
+            results.push((at, compute(item)?));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let parts: Result<Vec<_>, LibraryError> = thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("a compiler's error is no panic"))
+            .collect()
+    });
+    let mut results: Vec<(usize, R)> = parts?.into_iter().flatten().collect();
+    results.sort_by_key(|(at, _)| *at);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}
+
 fn fresh_for(into: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name = into.file_name().unwrap_or_default().to_string_lossy();
