@@ -19,12 +19,15 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     for folder in tree.crates() {
         let modules = modules(tree, folder);
         let known = KNOWN.iter().find(|(name, _)| *name == folder).map_or(&[][..], |(_, of)| of);
-        let limits = known.iter().copied().chain(std::iter::repeat(FILES_MAX));
-        for (circle, limit) in circles(&imports(&modules)).iter().zip(limits) {
-            let is_as_known = limit > FILES_MAX && circle.len() == limit;
-            if is_as_known || (limit == FILES_MAX && circle.len() <= limit) {
+        for (nth, circle) in circles(&imports(&modules)).iter().enumerate() {
+            let allowed = match known.get(nth) {
+                Some(&size) => size..=size,
+                None => 0..=FILES_MAX,
+            };
+            if allowed.contains(&circle.len()) {
                 continue;
             }
+            let limit = allowed.end();
             let paths: Vec<&str> =
                 circle.iter().map(|&index| modules[index].file.path.as_str()).collect();
             let message = format!(

@@ -51,12 +51,9 @@ pub fn check_line_lengths(tree: &Tree) -> Vec<Finding> {
 /// test of the crate includes the file by `#[path]`.
 pub fn check_unit_tests(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for folder in tree.crates() {
-        let manifest = tree.get(&format!("{folder}/Cargo.toml"));
-        let manifest = manifest.and_then(|file| file.text.as_deref()).unwrap_or_default();
-        if !is_without_unit_tests(manifest) {
-            continue;
-        }
+    let manifests =
+        tree.texts().filter_map(|(file, text)| Some((file.folder_of("Cargo.toml")?, text)));
+    for (folder, _) in manifests.filter(|(_, manifest)| is_without_unit_tests(manifest)) {
         let [sources, tests] = ["src", "tests"].map(|part| format!("{folder}/{part}/"));
         for file in tree.rust_files().filter(|file| file.path.starts_with(&sources)) {
             let mut lines = file.source().lines.iter();
