@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::rc::Rc;
 
 use lowtide_allocator::Origin;
-use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
+use lowtide_tensor::{DType, Device, IntoShape, RandomKey, Tensor};
 
 use crate::anomaly::{Anomalies, Anomaly};
 use crate::attempt::{Attempt, BufferId, LeafId, PassNumber};
@@ -281,7 +281,7 @@ impl Pass {
     /// # Errors
     /// `OutOfMemory`; `NoKernel` of the device.
     #[track_caller]
-    pub fn normal(&self, device: &Device, shape: impl Into<Shape>) -> Result<Tensor> {
+    pub fn normal(&self, device: &Device, shape: impl IntoShape) -> Result<Tensor> {
         let key = self.draw();
         let numbers = Tensor::empty(device, shape, DType::F32)?;
         for row in 0..numbers.shape().first().copied().unwrap_or(0) {

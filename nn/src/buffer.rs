@@ -2,7 +2,7 @@
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{BufferId, Pass};
-use lowtide_tensor::{DType, Device, Shape, Tensor};
+use lowtide_tensor::{DType, Device, IntoShape, Tensor};
 
 use crate::error::Result;
 use crate::parallel::stages::run::note_buffer;
@@ -25,12 +25,7 @@ impl Buffer {
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
-    pub fn full(
-        device: &Device,
-        shape: impl Into<Shape>,
-        dtype: DType,
-        value: f64,
-    ) -> Result<Self> {
+    pub fn full(device: &Device, shape: impl IntoShape, dtype: DType, value: f64) -> Result<Self> {
         let mut tensor = Tensor::empty_in(device, Category::Parameter, shape, dtype)?;
         tensor.fill_(value)?;
         Ok(Buffer::new(tensor))

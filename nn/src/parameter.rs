@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_allocator::Category;
 use lowtide_autograd::{LeafId, Pass, Var};
-use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
+use lowtide_tensor::{DType, Device, IntoShape, RandomKey, Tensor};
 
 use crate::compress::quantized_weight::QuantizedWeight;
 use crate::error::Result;
@@ -45,7 +45,7 @@ impl Parameter {
     pub fn uniform(
         device: &Device,
         key: RandomKey,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         bound: f64,
     ) -> Result<Self> {
         let mut value = Tensor::empty_in(device, Category::Parameter, shape, DType::F32)?;
@@ -58,7 +58,7 @@ impl Parameter {
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
-    pub fn full(device: &Device, shape: impl Into<Shape>, value: f64) -> Result<Self> {
+    pub fn full(device: &Device, shape: impl IntoShape, value: f64) -> Result<Self> {
         let mut tensor = Tensor::empty_in(device, Category::Parameter, shape, DType::F32)?;
         tensor.fill_(value)?;
         Ok(Parameter::new(tensor))

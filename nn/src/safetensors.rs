@@ -156,7 +156,8 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     write().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-/// Reads every parameter and every buffer of `model` from `path`, in place.
+/// Reads every parameter and every buffer of `model` from `path`, in place. The file must not change
+/// meanwhile.
 ///
 /// # Errors
 /// `File`, `Format`, and `Weights` if names, shapes or types differ. The model is then as before.
@@ -165,12 +166,18 @@ pub fn load(model: &mut dyn Parameters, path: &Path) -> Result<()> {
 }
 
 /// Maps the file `path` into memory. Pages are read only when they are used, so a check of the
-/// header can refuse a file that is larger than memory.
+/// header can refuse a file that is larger than memory. The file must stay as it is while it is
+/// mapped.
 ///
 /// # Errors
 /// `File`.
+#[expect(unsafe_code, reason = "the one place of this crate that maps a file")]
 pub(crate) fn mapped(path: &Path) -> Result<MappedFile> {
-    MappedFile::open(path).map_err(|source| NnError::File { path: path.to_owned(), source })
+    // SAFETY: the file is not changed by this crate, which replaces files by a rename. Functions
+    // that read a file ask their caller for the same. Its bytes become numbers, of which every bit
+    // pattern is valid, and a header that is parsed into values of its own.
+    unsafe { MappedFile::open(path) }
+        .map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
 /// The tensors of a safetensors file. The header is checked: lengths, offsets and shapes agree with
@@ -233,7 +240,8 @@ fn text_len(json: &[u8]) -> usize {
 /// when they are used, and they take no memory of the device ([`Tensor::from_mapped`]). The tensors
 /// of [quantised](crate::quantize) layers are views too. Other buffers are copied, since training
 /// writes them. Tensors that are not aligned in the file are copied too; on an NVIDIA device all
-/// tensors are copied.
+/// tensors are copied. The file must stay as it is for as long as the model uses it: a program that
+/// wants other weights writes another file and renames it.
 ///
 /// # Errors
 /// The errors of [`load`], and `OutOfMemory` for the copies. The model is then as before.

@@ -9,7 +9,7 @@ use crate::copy_stream::COPIES;
 use crate::device::Device;
 use crate::dtype::{DType, Element, Value};
 use crate::error::{Result, TensorError};
-use crate::layout::Shape;
+use crate::layout::{IntoShape, Shape};
 use crate::mapped::{MappedBytes, MappedFile};
 use crate::spec::DeviceKind;
 use crate::storage::Storage;
@@ -23,7 +23,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
-    pub fn empty(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+    pub fn empty(device: &Device, shape: impl IntoShape, dtype: DType) -> Result<Self> {
         Self::empty_in(device, device.allocator().current_category(), shape, dtype)
     }
 
@@ -35,10 +35,11 @@ impl Tensor {
     pub fn empty_in(
         device: &Device,
         category: Category,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         dtype: DType,
     ) -> Result<Self> {
-        Self::empty_on(device, device.allocator().stream(), category, shape.into(), dtype)
+        let shape = shape.into_shape("empty")?;
+        Self::empty_on(device, device.allocator().stream(), category, shape, dtype)
     }
 
     /// [`Tensor::empty_in`], for work on a stream.
@@ -68,7 +69,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
-    pub fn zeros(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+    pub fn zeros(device: &Device, shape: impl IntoShape, dtype: DType) -> Result<Self> {
         Self::full(device, shape, dtype, 0.0)
     }
 
@@ -77,7 +78,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
-    pub fn ones(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+    pub fn ones(device: &Device, shape: impl IntoShape, dtype: DType) -> Result<Self> {
         Self::full(device, shape, dtype, 1.0)
     }
 
@@ -86,12 +87,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`.
     #[track_caller]
-    pub fn full(
-        device: &Device,
-        shape: impl Into<Shape>,
-        dtype: DType,
-        value: f64,
-    ) -> Result<Self> {
+    pub fn full(device: &Device, shape: impl IntoShape, dtype: DType, value: f64) -> Result<Self> {
         let mut tensor = Self::empty(device, shape, dtype)?;
         tensor.fill_(value)?;
         Ok(tensor)
@@ -104,7 +100,7 @@ impl Tensor {
     #[track_caller]
     pub fn from_slice<T: Value>(
         device: &Device,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         values: &[T],
     ) -> Result<Self> {
         Self::from_bytes(device, shape, T::Element::DTYPE, T::as_bytes(values))
@@ -122,12 +118,12 @@ impl Tensor {
     #[track_caller]
     pub fn from_bytes(
         device: &Device,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         dtype: DType,
         bytes: &[u8],
     ) -> Result<Self> {
         let upload = Upload { op: "from_bytes", from: HostBytes::Any(bytes), dtype };
-        Self::from_upload(device, shape.into(), upload)
+        Self::from_upload(device, shape.into_shape(upload.op)?, upload)
     }
 
     /// A tensor of the elements in the bytes `range` of a page-locked block, in native byte order
@@ -147,12 +143,12 @@ impl Tensor {
     #[track_caller]
     pub fn from_page_locked(
         device: &Device,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         dtype: DType,
         (from, range): (&PinnedBuffer, Range<usize>),
     ) -> Result<Self> {
-        let from = HostBytes::PageLocked(from, range);
-        Self::from_upload(device, shape.into(), Upload { op: "from_page_locked", from, dtype })
+        let (op, from) = ("from_page_locked", HostBytes::PageLocked(from, range));
+        Self::from_upload(device, shape.into_shape(op)?, Upload { op, from, dtype })
     }
 
     #[track_caller]
@@ -183,12 +179,13 @@ impl Tensor {
     #[track_caller]
     pub fn from_mapped(
         device: &Device,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         dtype: DType,
         file: &MappedFile,
         offset_bytes: usize,
     ) -> Result<Self> {
-        let (op, shape) = ("from_mapped", shape.into());
+        let op = "from_mapped";
+        let shape = shape.into_shape(op)?;
         let size_bytes = shape.element_count().saturating_mul(dtype.size_bytes());
         let len = file.bytes().len();
         let end = offset_bytes.saturating_add(size_bytes);

@@ -92,9 +92,30 @@ impl Display for DType {
 
 /// A Rust type that lies in memory as one of the [`DType`]s, for kernels to read and write.
 ///
-/// Conversions are as in [`crate::Tensor::to_dtype`].
+/// Conversions are as in [`crate::Tensor::to_dtype`]. No other crate can implement this trait,
+/// because memory is shared out by the size of [`Element::DTYPE`]:
+///
+/// ```compile_fail,E0277
+/// #[derive(Clone, Copy, Default, PartialEq, PartialOrd, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(C)]
+/// struct Pair([f32; 2]);
+/// # impl std::fmt::Display for Pair {
+/// #     fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { Ok(()) }
+/// # }
+/// impl lowtide_tensor::Element for Pair {
+///     const DTYPE: lowtide_tensor::DType = lowtide_tensor::DType::F32;
+///     type Compute = f32;
+///     const ZERO: Self = Pair([0.0; 2]);
+///     const ONE: Self = Pair([1.0; 2]);
+///     fn from_f64(value: f64) -> Self { Pair([value as f32; 2]) }
+///     fn from_f32(value: f32) -> Self { Pair([value; 2]) }
+///     fn from_i64(value: i64) -> Self { Pair([value as f32; 2]) }
+///     fn to_f64(self) -> f64 { self.0[0].into() }
+///     fn cast<T: lowtide_tensor::Element>(self) -> T { T::from_f32(self.0[0]) }
+/// }
+/// ```
 pub trait Element:
-    bytemuck::Pod + Default + PartialOrd + Display + Debug + Send + Sync + 'static
+    sealed::Sealed + bytemuck::Pod + Default + PartialOrd + Display + Debug + Send + Sync + 'static
 {
     /// The run-time name of this type.
     const DTYPE: DType;
@@ -131,6 +152,20 @@ pub trait Element:
         assert_eq!(from.len(), to.len());
         to.iter_mut().zip(from).for_each(|(to, from)| *to = from.cast());
     }
+}
+
+/// The types that are elements, and `bool`.
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f64 {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for i64 {}
+    impl Sealed for i32 {}
+    impl Sealed for u8 {}
+    impl Sealed for super::Bool {}
+    impl Sealed for bool {}
 }
 
 /// Makes types elements that convert as `as` does, through `$wide`, which holds every value
@@ -246,8 +281,9 @@ impl Element for Bool {
     }
 }
 
-/// A Rust type that users put into tensors and get out of them: every [`Element`], and `bool`.
-pub trait Value: Copy + Send + Sync + 'static {
+/// A Rust type that users put into tensors and get out of them: every [`Element`], and `bool`. No
+/// other crate can implement this trait.
+pub trait Value: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The type of its values in memory.
     type Element: Element;
     /// The value of an element.

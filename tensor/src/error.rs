@@ -11,8 +11,8 @@ use thiserror::Error;
 #[cfg(feature = "cuda")]
 use crate::cuda::gate::{BlasError, KernelError, NcclError};
 use crate::dtype::DType;
-use crate::layout::Shape;
-use crate::ops::quantize::QuantFormat;
+use crate::layout::shape::Shape;
+use crate::ops::quantize::format::QuantFormat;
 
 /// An error of a tensor operation. The operands are as they were before the call.
 #[derive(Clone, Debug, Error)]
@@ -30,6 +30,17 @@ pub enum TensorError {
         left: Shape,
         /// Shape of the second operand, or the shape expected.
         right: Shape,
+    },
+    /// The dimensions are too many, or their product is too large.
+    #[error(
+        "{op}: {dims:?} is not a shape: at most 8 dimensions, and at most {} elements",
+        usize::MAX
+    )]
+    Size {
+        /// Name of the operation, such as `zeros`.
+        op: &'static str,
+        /// The dimensions, as given.
+        dims: Box<[usize]>,
     },
     /// The element types do not go together, or the operation is not defined for them.
     #[error("{op}: element types {left} and {right} do not fit together")]
@@ -114,6 +125,15 @@ pub enum TensorError {
     /// The destination lies in a file that is mapped for reading.
     #[error("{op} at {site}: the tensor lies in a file that is mapped for reading")]
     ReadOnly {
+        /// Name of the operation, such as `add`.
+        op: &'static str,
+        /// Place of the call.
+        site: &'static Location<'static>,
+    },
+    /// An operand is locked: by the kernel that launches the operation, or by another thread while
+    /// that kernel runs.
+    #[error("{op} at {site}: an operand is in use, inside a kernel that would wait for itself")]
+    InUse {
         /// Name of the operation, such as `add`.
         op: &'static str,
         /// Place of the call.

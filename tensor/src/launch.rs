@@ -1,5 +1,6 @@
 //! The one launch path: every operation on every device goes through [`Device::launch`].
 
+use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 
@@ -10,7 +11,7 @@ use crate::cpu::tiles::Order;
 use crate::cuda::{Cuda, CudaOperands, OnCuda};
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
-use crate::error::TensorError;
+use crate::error::{Result, TensorError};
 use crate::layout::Layout;
 use crate::operand_view::{View, ViewMut};
 #[cfg(feature = "cuda")]
@@ -37,7 +38,7 @@ pub trait Kernel: Sized {
     /// # Errors
     /// Errors that depend on values, such as a class index out of range. A kernel has to find such
     /// an error before it writes to a tensor that existed before the operation.
-    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()>;
 
     /// `Ok` if an NVIDIA device has a kernel for these operands. [`Device::launch`] asks before it
     /// calls [`Kernel::cuda`]. A simulated NVIDIA device asks as well, so that a plan fails where
@@ -46,7 +47,7 @@ pub trait Kernel: Sized {
     /// # Errors
     /// `NoKernel` when there is none.
     #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
         let _ = operands;
         Err(TensorError::NoKernel { op: self.name(), device: "cuda" })
     }
@@ -58,7 +59,7 @@ pub trait Kernel: Sized {
     /// Errors of the driver; `NoKernel` if only the libraries of this machine can decide, and they
     /// lack the operation.
     #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         let _ = (cuda, operands);
         Err(TensorError::NoKernel { op: self.name(), device: "cuda" })
     }
@@ -69,7 +70,7 @@ pub trait Kernel: Sized {
 pub(crate) trait FullKernel: OnCuda + Sized {
     fn name(&self) -> &'static str;
     fn cost(&self) -> Cost;
-    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError>;
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()>;
 }
 
 /// Empty in builds without NVIDIA devices.
@@ -88,17 +89,17 @@ impl<K: FullKernel> Kernel for K {
         FullKernel::cost(self)
     }
 
-    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<(), TensorError> {
+    fn cpu(self, cpu: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
         FullKernel::cpu(self, cpu, operands)
     }
 
     #[cfg(feature = "cuda")]
-    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+    fn check_cuda(&self, operands: &CudaOperands<'_>) -> Result<()> {
         OnCuda::check(self, operands)
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<(), TensorError> {
+    fn cuda(self, cuda: &Cuda, operands: &CudaOperands<'_>) -> Result<()> {
         OnCuda::cuda(self, cuda, operands)
     }
 }
@@ -175,6 +176,7 @@ impl<'a> Operands<'a> {
 
 /// The first element of `tensor` in host memory, and its layout counted from there.
 fn pointer<T: Element>(tensor: &Tensor) -> (*mut T, Layout) {
+    const { assert!(size_of::<T>() == T::DTYPE.size_bytes()) };
     assert_eq!(tensor.dtype(), T::DTYPE, "a kernel asked for the wrong element type");
     let layout = *tensor.layout();
     let storage = tensor.storage();
@@ -208,14 +210,10 @@ impl Device {
     ///
     /// # Errors
     /// Operands on other devices, a destination that is frozen or that overlaps another operand
-    /// or itself, and errors of the kernel.
+    /// or itself, and errors of the kernel; `InUse` inside a kernel, for an operand that the kernel
+    /// writes, or reads and the launch would write, or that another thread uses.
     #[track_caller]
-    pub fn launch(
-        &self,
-        kernel: impl Kernel,
-        reads: &[&Tensor],
-        writes: &[&Tensor],
-    ) -> Result<(), TensorError> {
+    pub fn launch(&self, kernel: impl Kernel, reads: &[&Tensor], writes: &[&Tensor]) -> Result<()> {
         let site = Location::caller();
         self.check_launch(kernel.name(), reads, writes)?;
         self.check_kernel(&kernel, reads, writes)?;
@@ -226,13 +224,13 @@ impl Device {
                 Ok(())
             }
             Backend::Cpu(cpu) => {
-                let _guards = lock(reads, writes);
+                let _locks = lock(kernel.name(), reads, writes)?;
                 let taken = vec![false; writes.len()];
                 kernel.cpu(cpu, &mut Operands { reads, writes, taken })
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
-                let _guards = lock(reads, writes);
+                let _locks = lock(kernel.name(), reads, writes)?;
                 cuda.retried(|| await_copies(reads, writes))?;
                 kernel.cuda(cuda, &CudaOperands { reads, writes })
             }
@@ -251,7 +249,7 @@ impl Device {
         kernel: &impl Kernel,
         reads: &[&Tensor],
         writes: &[&Tensor],
-    ) -> Result<(), TensorError> {
+    ) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.kind() == DeviceKind::Cuda {
             return kernel.check_cuda(&CudaOperands { reads, writes });
@@ -267,7 +265,7 @@ impl Device {
         op: &'static str,
         reads: &[&Tensor],
         writes: &[&Tensor],
-    ) -> Result<(), TensorError> {
+    ) -> Result<()> {
         let site = Location::caller();
         if let Some(other) = reads.iter().chain(writes).find(|tensor| tensor.device() != self) {
             return Err(TensorError::devices(op, self, other.device()));
@@ -288,7 +286,7 @@ impl Device {
 
 /// Makes the compute stream wait for operands that are still on their way from the host.
 #[track_caller]
-fn await_copies(reads: &[&Tensor], writes: &[&Tensor]) -> Result<(), TensorError> {
+fn await_copies(reads: &[&Tensor], writes: &[&Tensor]) -> Result<()> {
     let mut operands = reads.iter().chain(writes);
     Ok(operands.try_for_each(|tensor| tensor.storage().await_copy())?)
 }
@@ -341,20 +339,56 @@ impl Wanted<'_> {
     }
 }
 
+thread_local! {
+    /// The storages that launches of this thread hold, by address, and true where one writes. Not
+    /// empty while a kernel runs that may launch others.
+    static HELD: RefCell<Vec<(usize, bool)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The locks of one launch. Dropping them takes their storages off [`HELD`].
+struct Locks<'a> {
+    guards: Vec<Guard<'a>>,
+}
+
+impl Drop for Locks<'_> {
+    fn drop(&mut self) {
+        // A launch inside a kernel ends before the kernel does, so its storages are the last ones.
+        HELD.with_borrow_mut(|held| held.truncate(held.len() - self.guards.len()));
+    }
+}
+
 /// Locks each distinct storage once. The common order makes concurrent launches free of deadlock.
-fn lock<'a>(reads: &[&'a Tensor], writes: &[&'a Tensor]) -> Vec<Guard<'a>> {
+/// A kernel that launches others holds its own operands meanwhile, out of that order: what it needs
+/// is taken at once or not at all.
+///
+/// # Errors
+/// `InUse` inside a kernel, for a storage that this thread writes, or reads and now would write, or
+/// that another thread has locked.
+#[track_caller]
+fn lock<'a>(op: &'static str, reads: &[&'a Tensor], writes: &[&'a Tensor]) -> Result<Locks<'a>> {
     let want = |tensor: &&'a Tensor, is_written| Wanted { storage: tensor.storage(), is_written };
     let mut wanted: Vec<Wanted<'_>> = writes.iter().map(|tensor| want(tensor, true)).collect();
     wanted.extend(reads.iter().map(|tensor| want(tensor, false)));
     // Writers sort before readers of the same storage, so that `dedup` keeps the stronger lock.
     wanted.sort_by_key(|wanted| (wanted.address(), !wanted.is_written));
     wanted.dedup_by_key(|wanted| wanted.address());
-    let guard = |Wanted { storage, is_written }: Wanted<'a>| {
-        if is_written {
-            Guard::Write(storage.lock_write())
-        } else {
-            Guard::Read(storage.lock_read())
-        }
-    };
-    wanted.into_iter().map(guard).collect()
+    let site = Location::caller();
+    let mut locks = Locks { guards: Vec::with_capacity(wanted.len()) };
+    let outer = HELD.with_borrow(|held| held.clone());
+    for Wanted { storage, is_written } in wanted {
+        let address = std::ptr::from_ref(storage).addr();
+        let of_outer = outer.iter().find(|(held, _)| *held == address);
+        let guard = match (of_outer, outer.is_empty(), is_written) {
+            // The kernel that launches this one holds the lock until both have run.
+            (Some((_, false)), _, false) => continue,
+            (Some(_), _, _) => None,
+            (None, true, true) => Some(Guard::Write(storage.lock_write())),
+            (None, true, false) => Some(Guard::Read(storage.lock_read())),
+            (None, false, true) => storage.try_lock_write().map(Guard::Write),
+            (None, false, false) => storage.try_lock_read().map(Guard::Read),
+        };
+        locks.guards.push(guard.ok_or(TensorError::InUse { op, site })?);
+        HELD.with_borrow_mut(|held| held.push((address, is_written)));
+    }
+    Ok(locks)
 }

@@ -44,7 +44,7 @@ pub use dtype::{Bool, DType, Element, Float, Value};
 pub use error::{DeviceLabel, TensorError, TensorResult};
 pub use half::{bf16, f16};
 pub use launch::{Kernel, Operands};
-pub use layout::{Layout, RANK_MAX, Shape};
+pub use layout::{IntoShape, Layout, RANK_MAX, Shape};
 pub use mapped::MappedFile;
 pub use operand_view::{View, ViewMut};
 pub use ops::attention::{

@@ -14,27 +14,27 @@ use memmap2::Mmap;
 
 /// A cheap handle to a file that is mapped for reading. The mapping ends with the last handle and
 /// the last tensor in the file.
-///
-/// A process that writes to the file changes the values of the tensors. A process that shortens the
-/// file ends this program by a signal.
 #[derive(Clone, Debug)]
 pub struct MappedFile(Arc<Mmap>);
 
 impl MappedFile {
     /// Maps all of the file.
     ///
+    /// # Safety
+    /// Nobody writes to the file or shortens it while it is mapped: neither this program nor
+    /// another one. A write would change bytes behind a shared reference; what lies beyond a new
+    /// end cannot be read, and the system ends the program by a signal.
+    ///
     /// # Errors
     /// The error of the system; `InvalidInput` for anything but a regular file. A pipe, for
     /// example, is not opened, because opening it would wait for a writer.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub unsafe fn open(path: &Path) -> io::Result<Self> {
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: 1. The mapping is read only, and no `&mut` to its bytes is ever made. 2. The
-        // bytes are only read as numbers, whose bit patterns are all valid, or are checked anew: a
-        // process that writes to the file gives wrong numbers, as it would with `read`. 3. A
-        // process that shortens the file makes reading fail by a signal; the documentation says so.
+        // SAFETY: the mapping is read only, no `&mut` to its bytes is ever made, and the caller
+        // promises that the file stays as it is.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(MappedFile(Arc::new(map)))
     }

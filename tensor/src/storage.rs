@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
 use lowtide_allocator::{AllocError, Buffer, Stream};
 
@@ -113,5 +113,23 @@ impl Storage {
 
     pub(crate) fn lock_write(&self) -> RwLockWriteGuard<'_, ()> {
         self.lock.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// [`Storage::lock_read`]; `None` where it would wait.
+    pub(crate) fn try_lock_read(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        taken(self.lock.try_read())
+    }
+
+    /// [`Storage::lock_write`]; `None` where it would wait.
+    pub(crate) fn try_lock_write(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        taken(self.lock.try_write())
+    }
+}
+
+fn taken<G>(lock: TryLockResult<G>) -> Option<G> {
+    match lock {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::axis::Axis;
 use crate::error::{Result, TensorError};
-use crate::layout::{RANK_MAX, Shape, check_axes, check_axis, check_index};
+use crate::layout::{IntoShape, RANK_MAX, Shape, check_axes, check_axis, check_index};
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -14,8 +14,8 @@ impl Tensor {
     /// # Errors
     /// `Shape` when the element counts differ, `OutOfMemory` when it copies.
     #[track_caller]
-    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+    pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let shape = shape.into_shape("reshape")?;
         if shape.element_count() != self.element_count() {
             return Err(TensorError::Shape { op: "reshape", left: *self.shape(), right: shape });
         }
@@ -29,8 +29,8 @@ impl Tensor {
     ///
     /// # Errors
     /// `Shape` when the element counts differ, or only a copy can have that shape.
-    pub fn view(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let right = shape.into();
+    pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let right = shape.into_shape("view")?;
         let same_count = right.element_count() == self.element_count();
         let layout = same_count.then(|| self.layout().reshape(right)).flatten();
         let mismatch = TensorError::Shape { op: "view", left: *self.shape(), right };
@@ -135,7 +135,7 @@ impl Tensor {
         let len = end.saturating_sub(start);
         let window = self.window(op, axis, start, len)?;
         if step == 0 {
-            let right = Shape::from([len, step]);
+            let right = Shape::shown(&[len, step]);
             return Err(TensorError::Shape { op, left: *self.shape(), right });
         }
         Ok(window.with_layout(window.layout().step(axis, step)))
@@ -240,7 +240,7 @@ impl Tensor {
         check_index(op, self.shape().len(), RANK_MAX)?;
         let fits = len <= available && step > 0;
         let layout = fits.then(|| self.layout().unfold(axis, len, step)).flatten();
-        let right = Shape::from([len, step]);
+        let right = Shape::shown(&[len, step]);
         let mismatch = TensorError::Shape { op, left: *self.shape(), right };
         Ok(self.with_layout(layout.ok_or(mismatch)?))
     }
@@ -286,8 +286,8 @@ impl Tensor {
     ///
     /// # Errors
     /// `Shape`.
-    pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let right = shape.into();
+    pub fn expand(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let right = shape.into_shape("expand")?;
         let mismatch = TensorError::Shape { op: "expand", left: *self.shape(), right };
         Ok(self.with_layout(self.layout().expand(right).ok_or(mismatch)?))
     }

@@ -1,7 +1,7 @@
 //! Rules of sums, means, variances, products and log-sum-exp over dimensions. The gradient spreads
 //! over the reduced elements.
 
-use lowtide_tensor::{Axis, Shape, Tensor};
+use lowtide_tensor::{Axis, IntoShape, Shape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -152,8 +152,8 @@ const COUNT: lowtide_tensor::DType = lowtide_tensor::DType::I64;
 impl Var {
     /// The sum over the dimensions that a broadcast from `shape` stretched; see [`Tensor::sum_to`].
     #[track_caller]
-    pub fn sum_to(self, shape: impl Into<Shape>) -> Result<Var> {
-        let shape = shape.into();
+    pub fn sum_to(self, shape: impl IntoShape) -> Result<Var> {
+        let shape = shape.into_shape("sum_to")?;
         Var::apply("sum_to", [self], |[x], _| {
             let (x_shape, y) = (*x.shape(), x.sum_to(shape)?);
             // dx = dy, stretched again

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowtide_tensor::{Axis, Shape, Tensor};
+use lowtide_tensor::{Axis, IntoShape, Tensor};
 
 use crate::error::Result;
 use crate::rule::Needs;
@@ -12,8 +12,8 @@ use crate::var::Var;
 impl Var {
     /// The elements in another shape; see [`Tensor::reshape`].
     #[track_caller]
-    pub fn reshape(self, shape: impl Into<Shape>) -> Result<Var> {
-        let shape = shape.into();
+    pub fn reshape(self, shape: impl IntoShape) -> Result<Var> {
+        let shape = shape.into_shape("reshape")?;
         Var::apply("reshape", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy in the shape of x
@@ -24,8 +24,8 @@ impl Var {
 
     /// [`Var::reshape`] that never copies; see [`Tensor::view`].
     #[track_caller]
-    pub fn view(self, shape: impl Into<Shape>) -> Result<Var> {
-        let shape = shape.into();
+    pub fn view(self, shape: impl IntoShape) -> Result<Var> {
+        let shape = shape.into_shape("view")?;
         Var::apply("view", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy in the shape of x
@@ -156,8 +156,8 @@ impl Var {
 
     /// Dimensions of length 1 stretched to `shape`.
     #[track_caller]
-    pub fn expand(self, shape: impl Into<Shape>) -> Result<Var> {
-        let shape = shape.into();
+    pub fn expand(self, shape: impl IntoShape) -> Result<Var> {
+        let shape = shape.into_shape("expand")?;
         Var::apply("expand", [self], |[x], _| {
             let x_shape = *x.shape();
             // dx = dy summed over the stretched dimensions

@@ -2,7 +2,7 @@
 
 use lowtide_allocator::Category;
 use lowtide_nn::{Embedding, LayerNorm, Linear, NnResult, Parameter, Parameters, RmsNorm};
-use lowtide_tensor::{DType, Device, RandomKey, Shape, Tensor};
+use lowtide_tensor::{DType, Device, IntoShape, RandomKey, Shape, Tensor};
 
 use super::norm::Norm;
 use super::shape::{NormKind, NormShape};
@@ -33,10 +33,10 @@ impl Maker<'_> {
     pub(crate) fn normal(
         &self,
         name: &str,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         deviation: f64,
     ) -> Result<Parameter> {
-        let shape = shape.into();
+        let shape = shape.into_shape("normal")?;
         if self.weights == Weights::Absent {
             let _scope = self.device.category(Category::Parameter);
             let ones = vec![1; shape.len()];

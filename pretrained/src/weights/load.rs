@@ -21,7 +21,8 @@ const CHUNK_LEN: usize = 4 << 20;
 
 /// Reads every parameter and buffer of `model` from the weights in `folder`: `model.safetensors`,
 /// or the files that `model.safetensors.index.json` lists, in any float type. The files are mapped,
-/// and converted in pieces of a few megabytes: no tensor is in memory twice.
+/// and converted in pieces of a few megabytes: no tensor is in memory twice. The files must not
+/// change meanwhile.
 ///
 /// `File`, `Json`, `Format`; `Weights` with all tensors that are missing, unknown, or of another
 /// shape or type; `OutOfMemory`. The model is then unchanged.
@@ -97,14 +98,18 @@ fn tensors_of(model: &mut (impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
     tensors
 }
 
-/// The mapped files of a folder.
+/// The mapped files of a folder. They must stay as they are while they are mapped.
+#[expect(unsafe_code, reason = "the one place of this crate that maps files")]
 fn open(folder: &Path) -> Result<Vec<(PathBuf, MappedFile)>> {
     let (one, index) = (folder.join(FILE), folder.join(INDEX));
     let has_shards = index.is_file() && !one.is_file();
     let paths = if has_shards { shards(folder, &index)? } else { vec![one] };
     paths
         .into_iter()
-        .map(|path| match MappedFile::open(&path) {
+        // SAFETY: this crate changes no file in place, and its documentation asks the same of
+        // others. The bytes become numbers, of which every bit pattern is valid, and a header that
+        // is parsed into values of its own.
+        .map(|path| match unsafe { MappedFile::open(&path) } {
             Ok(file) => Ok((path, file)),
             Err(source) => Err(PretrainedError::File { path, source }),
         })

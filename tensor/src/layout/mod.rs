@@ -2,13 +2,15 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod into_shape;
 mod nest;
-mod shape;
+pub(crate) mod shape;
 
 use std::ops::Range;
 
 use crate::axis::Axis;
 use crate::error::TensorError;
+pub use into_shape::IntoShape;
 pub(crate) use nest::Nest;
 pub use shape::{RANK_MAX, Shape};
 

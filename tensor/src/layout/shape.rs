@@ -17,19 +17,24 @@ impl Shape {
     /// The shape with these dimensions.
     ///
     /// # Panics
-    /// With more than [`RANK_MAX`] dimensions, or when the element count overflows.
+    /// With more than [`RANK_MAX`] dimensions, or when the product of all dimensions that are not 0
+    /// overflows. [`IntoShape`](crate::IntoShape) returns an error instead.
     pub fn new(dims: &[usize]) -> Self {
         assert!(dims.len() <= RANK_MAX, "{} dimensions, at most {RANK_MAX}", dims.len());
-        let mut shape = Shape { dims: [0; RANK_MAX], rank: dims.len() };
-        shape.dims[..dims.len()].copy_from_slice(dims);
-        dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim)).expect("too many elements");
-        shape
+        Shape::checked(dims).expect("too many elements")
     }
 
     /// [`Shape::new`], unless there are too many dimensions or elements.
     pub(crate) fn checked(dims: &[usize]) -> Option<Self> {
-        dims.iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
-        (dims.len() <= RANK_MAX).then(|| Shape::new(dims))
+        check_count(dims)?;
+        let mut shape = Shape { dims: [0; RANK_MAX], rank: dims.len() };
+        shape.dims.get_mut(..dims.len())?.copy_from_slice(dims);
+        Some(shape)
+    }
+
+    /// [`Shape::new`] for an error; the shape of a number if there is no such shape.
+    pub(crate) fn shown(dims: &[usize]) -> Self {
+        Shape::checked(dims).unwrap_or(Shape { dims: [0; RANK_MAX], rank: 0 })
     }
 
     /// The number of elements.
@@ -65,7 +70,7 @@ impl Shape {
             };
         }
         // Two small shapes can broadcast to a shape whose element count overflows.
-        dims[..rank].iter().try_fold(1usize, |len, &dim| len.checked_mul(dim))?;
+        check_count(&dims[..rank])?;
         Some(Shape { dims, rank })
     }
 
@@ -82,6 +87,12 @@ impl Shape {
         shape.dims[axis] = len;
         shape
     }
+}
+
+/// `Some` if a `usize` counts the elements, in whatever order the dimensions are, and after any of
+/// them that are 0 are gone.
+fn check_count(dims: &[usize]) -> Option<usize> {
+    dims.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim.max(1)))
 }
 
 impl Deref for Shape {

@@ -109,7 +109,7 @@ pub(crate) fn window_count(
 
 /// A pair of sizes for an error; a shape without dimensions if the product of the sizes overflows.
 pub(crate) fn pair_shape(pair: [usize; 2]) -> Shape {
-    pair[0].checked_mul(pair[1]).map_or(Shape::new(&[]), |_| pair.into())
+    Shape::shown(&pair)
 }
 
 /// `x: [B, C, H, W]` with another height and width; `None` if no tensor can have that many

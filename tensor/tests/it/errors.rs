@@ -323,3 +323,58 @@ fn failed_allocation_leaves_operands_and_memory_as_they_were() {
     assert_eq!(x.to_vec::<f32>().unwrap(), values);
     assert_eq!(device.allocator().layout_hash(), before);
 }
+
+/// Every function that takes sizes, with sizes that may be no shape: the error, if any.
+fn sized(device: &lowtide_tensor::Device, x: &Tensor, dims: &[usize]) -> Vec<Result<Tensor>> {
+    let [first, last] = [dims.first(), dims.last()].map(|dim| dim.copied().unwrap_or(1));
+    let pair = [first, last];
+    vec![
+        Tensor::empty(device, dims, DType::F64),
+        Tensor::zeros(device, dims, DType::U8),
+        Tensor::ones(device, dims, DType::F32),
+        Tensor::full(device, pair, DType::F32, 2.0),
+        Tensor::from_slice(device, dims, &[1.0_f32]),
+        Tensor::from_bytes(device, dims, DType::F32, &[0; 8]),
+        Tensor::eye(device, first, last, DType::F32),
+        x.reshape(dims),
+        x.view(dims),
+        x.expand(dims),
+        x.sum_to(dims),
+        x.repeat(dims),
+        x.repeat_interleave(0, first),
+        x.unfold(0, first, last),
+        x.slice(0, 0..first, last),
+        x.narrow(0, first, last),
+        x.pad(&[pair], PadMode::Constant(0.0)),
+        x.pad_backward(dims, &[pair], PadMode::Constant(0.0)),
+        x.select(0, first),
+    ]
+}
+
+proptest::proptest! {
+    #[test]
+    fn sizes_that_no_memory_has_are_errors_and_no_panics(
+        dims in proptest::collection::vec(
+            proptest::prop_oneof![
+                0..3_usize,
+                proptest::sample::select(vec![
+                    1 << 48, 1 << 62, 1 << 63, usize::MAX - 511, usize::MAX,
+                ]),
+            ],
+            0..RANK_MAX + 3,
+        ),
+    ) {
+        for device in [shared(), &sim(1)] {
+            let x = Tensor::ones(device, [1], DType::F32).unwrap();
+            for y in sized(device, &x, &dims).into_iter().flatten() {
+                let size = y.shape().iter().fold(1_usize, |size, &dim| size.saturating_mul(dim));
+                proptest::prop_assert!(size < usize::MAX || y.element_count() == 0, "{:?}", dims);
+            }
+        }
+        let is_shape = dims.len() <= RANK_MAX
+            && dims.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim.max(1))).is_some();
+        let outcome = Tensor::empty(shared(), &dims[..], DType::U8);
+        let is_refused = matches!(outcome, Err(TensorError::Size { op: "empty", .. }));
+        proptest::prop_assert_eq!(is_refused, !is_shape, "{:?}", dims);
+    }
+}

@@ -1,5 +1,7 @@
 //! An operation that a user adds outside the crate.
 
+use std::sync::Barrier;
+
 use lowtide_tensor::{
     Cost, Cpu, DType, Device, Kernel, OpClass, Operands, Tensor, TensorError,
     TensorResult as Result,
@@ -117,6 +119,84 @@ fn launch_takes_any_number_of_operands() {
         tensors.iter().flat_map(|tensor| tensor.to_vec::<f32>().unwrap()).sum()
     };
     assert_eq!([sum(&reads), sum(&writes)], [0.0, 400.0]);
+}
+
+/// Runs a function with the first operand that is read, inside the launch.
+struct Inside<F>(F);
+
+impl<F: FnOnce(&[f32]) -> Result<()>> Kernel for Inside<F> {
+    fn name(&self) -> &'static str {
+        "inside"
+    }
+
+    fn cost(&self) -> Cost {
+        Cost::default()
+    }
+
+    fn cpu(self, _: &Cpu, operands: &mut Operands<'_>) -> Result<()> {
+        (self.0)(operands.read::<f32>(0).slice())
+    }
+}
+
+#[test]
+fn kernel_that_launches_on_its_own_operands_is_refused_instead_of_waiting_for_itself() {
+    let device = cpu(2);
+    let [a, b] = [1.0, 2.0].map(|x| Tensor::full(&device, [4], DType::F32, x).unwrap());
+    let launch = |inside: &dyn Fn(&[f32]) -> Result<()>| {
+        let outcome = device.launch(Inside(inside), &[&a], &[&b]);
+        (outcome.is_ok(), a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap())
+    };
+    let in_use = |outcome: Result<()>| matches!(outcome, Err(TensorError::InUse { .. }));
+    let unchanged = (true, vec![1.0; 4], vec![2.0; 4]);
+    // What the kernel reads may be read again, also through another launch, but not written.
+    let reads_again = |slice: &[f32]| {
+        assert_eq!(a.add(&a)?.to_vec::<f32>()?, [2.0; 4]);
+        assert!(in_use(a.clone().fill_(9.0)));
+        assert_eq!(slice, [1.0; 4]);
+        Ok(())
+    };
+    assert_eq!(launch(&reads_again), unchanged);
+    // What the kernel writes is neither read nor written.
+    let touches = |_: &[f32]| {
+        assert!(in_use(b.clone().fill_(9.0)) && in_use(b.to_vec::<f32>().map(drop)));
+        // A launch that is refused half-way gives back what it took.
+        let c = Tensor::zeros(&device, [4], DType::F32)?;
+        assert!(in_use(c.clone().copy_(&b)));
+        c.clone().copy_(&a)
+    };
+    assert_eq!(launch(&touches), unchanged);
+    // Also where the kernel fails or panics, the locks are gone.
+    assert!(!launch(&|_| b.clone().fill_(9.0)).0);
+    let panics = || device.launch(Inside(|_: &[f32]| panic!("as it may")), &[&a], &[&b]);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    b.clone().fill_(3.0).unwrap();
+    assert_eq!(b.to_vec::<f32>().unwrap(), [3.0; 4]);
+}
+
+#[test]
+fn kernels_that_want_the_operands_of_each_other_do_not_wait_for_each_other() {
+    let device = cpu(2);
+    let [a, b] = [1.0, 2.0].map(|x| Tensor::full(&device, [4], DType::F32, x).unwrap());
+    let both_run = Barrier::new(2);
+    let refused = std::thread::scope(|scope| {
+        let run = |own: Tensor, other: Tensor| {
+            let (device, both_run) = (&device, &both_run);
+            scope.spawn(move || {
+                let inside = |_: &[f32]| {
+                    both_run.wait();
+                    let outcome = other.clone().fill_(9.0);
+                    both_run.wait();
+                    outcome
+                };
+                let c = Tensor::zeros(device, [4], DType::F32)?;
+                device.launch(Inside(inside), &[&own], &[&c])
+            })
+        };
+        let threads = [run(a.clone(), b.clone()), run(b.clone(), a.clone())];
+        threads.map(|thread| matches!(thread.join().unwrap(), Err(TensorError::InUse { .. })))
+    });
+    assert_eq!(refused, [true; 2]);
+    assert_eq!([a, b].map(|x| x.to_vec::<f32>().unwrap()[0]), [1.0, 2.0]);
 }
 
 proptest! {

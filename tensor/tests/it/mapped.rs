@@ -13,7 +13,8 @@ fn file(bytes: &[u8]) -> (NamedTempFile, MappedFile) {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     file.flush().unwrap();
-    let mapped = MappedFile::open(file.path()).unwrap();
+    // SAFETY: nothing writes to the temporary file any more.
+    let mapped = unsafe { MappedFile::open(file.path()) }.unwrap();
     (file, mapped)
 }
 

@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::dtype::{Bool, DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
-use crate::layout::{Layout, Nest, Shape};
+use crate::layout::{IntoShape, Layout, Nest, Shape};
 use crate::ops::workspace::Workspace;
 use crate::spec::DeviceKind;
 use crate::tensor::Tensor;
@@ -327,11 +327,7 @@ impl Tensor {
     /// # Errors
     /// `Shape`, `DType` unless the mask is of truth values, `Device`, `OutOfMemory`.
     #[track_caller]
-    pub fn masked_scatter_backward(
-        &self,
-        mask: &Tensor,
-        source: impl Into<Shape>,
-    ) -> Result<Tensor> {
+    pub fn masked_scatter_backward(&self, mask: &Tensor, source: impl IntoShape) -> Result<Tensor> {
         let op = "masked_scatter_backward";
         let [dy, mask] = self.masked(op, mask)?;
         let ds = Tensor::empty(self.device(), source, self.dtype())?;

@@ -10,7 +10,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod encode;
-mod format;
+pub(crate) mod format;
 mod int8;
 mod product;
 
@@ -23,7 +23,7 @@ use crate::device::Device;
 use crate::dtype::{DType, for_each_float};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
-use crate::layout::Shape;
+use crate::layout::{IntoShape, Shape};
 use crate::tensor::Tensor;
 
 /// Number of elements of an NF4 weight that share one scale.
@@ -108,10 +108,10 @@ impl Quantized {
     /// `Shape` and `DType` if the tensors do not match the format; `Strided`, `Device`.
     pub fn from_parts(
         format: QuantFormat,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         parts: Vec<Tensor>,
     ) -> Result<Self> {
-        let (op, shape) = ("quantize", shape.into());
+        let (op, shape) = ("quantize", shape.into_shape("quantize")?);
         let expected = format.parts(shape)?;
         if parts.len() != expected.len() {
             let [left, right] = [parts.len(), expected.len()].map(|len| Shape::new(&[len]));

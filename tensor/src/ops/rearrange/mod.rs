@@ -11,7 +11,7 @@ use crate::cpu::Cpu;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
-use crate::layout::{Shape, check_axes, check_axis};
+use crate::layout::{IntoShape, Shape, check_axes, check_axis};
 use crate::tensor::Tensor;
 #[cfg(feature = "testing")]
 pub(crate) use cpu::testing;
@@ -182,11 +182,11 @@ impl Tensor {
     #[track_caller]
     pub fn pad_backward(
         &self,
-        x_shape: impl Into<Shape>,
+        x_shape: impl IntoShape,
         padding: &[[usize; 2]],
         mode: PadMode,
     ) -> Result<Tensor> {
-        let (op, x_shape) = ("pad_backward", x_shape.into());
+        let (op, x_shape) = ("pad_backward", x_shape.into_shape("pad_backward")?);
         let start = check_padding(op, &x_shape, padding, mode)?;
         let mut dims = x_shape.to_vec();
         for (len, &[before, after]) in dims[start..].iter_mut().zip(padding) {

@@ -18,7 +18,7 @@ use crate::cpu::Cpu;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::{Result, TensorError};
 use crate::launch::{FullKernel, Operands};
-use crate::layout::{Layout, Shape, check_axes};
+use crate::layout::{IntoShape, Layout, Shape, check_axes};
 use crate::tensor::Tensor;
 use cpu::{Center, Finish};
 use fold::{Fold, Reducible};
@@ -326,8 +326,8 @@ impl Tensor {
     /// # Errors
     /// `Shape` if `shape` does not broadcast to this shape, and the errors of [`Tensor::sum`].
     #[track_caller]
-    pub fn sum_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let (from, to) = (*self.shape(), shape.into());
+    pub fn sum_to(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let (from, to) = (*self.shape(), shape.into_shape("sum_to")?);
         if from == to {
             return Ok(self.clone());
         }

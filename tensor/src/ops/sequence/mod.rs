@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element, for_each_dtype};
 use crate::error::Result;
 use crate::launch::{FullKernel, Operands};
-use crate::layout::Shape;
+use crate::layout::IntoShape;
 use crate::tensor::Tensor;
 
 /// The value of element `i`.
@@ -75,7 +75,7 @@ impl Tensor {
     fn sequence(
         name: &'static str,
         device: &Device,
-        shape: impl Into<Shape>,
+        shape: impl IntoShape,
         dtype: DType,
         sequence: Sequence,
     ) -> Result<Tensor> {
