@@ -5,6 +5,9 @@
 pub enum Repeat {
     /// Only the nth call fails. Later calls succeed, so that a test sees the recovery.
     Once,
+    /// The nth call and the calls after it fail, this many in all; 0 counts as 1. A caller that
+    /// tries again at once fails again.
+    Times(u64),
     /// The nth call and every later one fail. A caller that retries without end shows up.
     Forever,
 }
@@ -26,8 +29,10 @@ impl Fault {
             fault.nth -= 1;
             return false;
         }
-        if fault.repeat == Repeat::Once {
-            *armed = None;
+        match fault.repeat {
+            Repeat::Once | Repeat::Times(0 | 1) => *armed = None,
+            Repeat::Times(count) => fault.repeat = Repeat::Times(count - 1),
+            Repeat::Forever => {}
         }
         true
     }

@@ -103,9 +103,10 @@ impl Pretend {
     }
 
     /// Makes the nth call from now of a function, or of any function if the name is empty, return
-    /// `code` without an effect. With `Forever`, all later calls fail too. An `nth` of 0 ends the
-    /// fault.
+    /// `code` without an effect. With `Forever`, all later calls fail too; `Times` is not
+    /// supported. An `nth` of 0 ends the fault.
     pub fn fail(&self, function: &str, code: i32, nth: u64, repeat: crate::fault::Repeat) {
+        assert!(!matches!(repeat, crate::fault::Repeat::Times(_)), "{repeat:?}");
         let name = text(function);
         let is_forever = c_int::from(repeat == crate::fault::Repeat::Forever);
         // SAFETY: the function reads a string that ends with a zero, and numbers.
