@@ -1,14 +1,13 @@
 //! Reads and writes weights in safetensors files, under PyTorch's names.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lowtide_tensor::{DType, MappedFile, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, SafeTensors, TensorInfo};
 
 use crate::error::{NnError, Result, WeightsProblem};
 use crate::module::Parameters;
@@ -41,7 +40,7 @@ pub fn to_safetensors(model: &mut dyn Parameters) -> Result<Vec<u8>> {
     model.visit_tensors(&mut |name, value| {
         entries.insert(name.to_owned(), Entry::of(value));
     });
-    serialized(&entries, None)
+    serialized(&entries, &BTreeMap::new())
 }
 
 /// A tensor in the form of the file: type, shape and content.
@@ -70,53 +69,56 @@ impl Entry {
         let content = Content::Bytes(value.to_le_bytes().to_vec());
         Entry { dtype: Dtype::F32, dims: Vec::new(), content }
     }
-}
-
-/// An entry of a file, with the place for an error that occurs while it is read.
-struct Written<'a> {
-    entry: &'a Entry,
-    failure: &'a RefCell<Option<NnError>>,
-}
-
-impl View for Written<'_> {
-    fn dtype(&self) -> Dtype {
-        self.entry.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.entry.dims
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        match &self.entry.content {
-            Content::Bytes(bytes) => Cow::Borrowed(bytes),
-            Content::Tensor(tensor) => Cow::Owned(tensor.to_bytes().unwrap_or_else(|error| {
-                // The first error is reported, and the written bytes are thrown away.
-                self.failure.borrow_mut().get_or_insert(error.into());
-                Vec::new()
-            })),
-        }
-    }
 
     fn data_len(&self) -> usize {
-        match &self.entry.content {
+        match &self.content {
             Content::Bytes(bytes) => bytes.len(),
             Content::Tensor(tensor) => tensor.size_bytes(),
         }
     }
 }
 
-/// `entries` and `metadata` in the format of a safetensors file.
+/// `entries` and `metadata` in the format of a safetensors file. The same content gives the same
+/// bytes, unlike by the library of the format, whose metadata are in the order of a hash map.
 pub(crate) fn serialized(
     entries: &BTreeMap<String, Entry>,
-    metadata: Option<HashMap<String, String>>,
+    metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>> {
-    let failure = RefCell::new(None);
-    let written = |entry| Written { entry, failure: &failure };
-    let views = entries.iter().map(|(name, entry)| (name.as_str(), written(entry)));
-    let contents = safetensors::serialize(views, metadata)
-        .map_err(|source| NnError::Format { path: PathBuf::new(), source })?;
-    failure.into_inner().map_or(Ok(contents), Err)
+    /// Unit of the length of a header, in which it is filled with blanks.
+    const HEADER_UNIT_BYTES: usize = 8;
+    let json = |text: serde_json::Result<String>| text.expect("names and numbers");
+    // Wider elements come first, so that all are aligned.
+    let mut entries: Vec<(&String, &Entry)> = entries.iter().collect();
+    entries.sort_by_key(|(_, entry)| Reverse(entry.dtype));
+    let mut members = Vec::with_capacity(entries.len() + 1);
+    if !metadata.is_empty() {
+        members.push(format!("\"__metadata__\":{}", json(serde_json::to_string(metadata))));
+    }
+    let mut end = 0;
+    for (name, entry) in &entries {
+        let start = end;
+        end += entry.data_len();
+        let info = TensorInfo {
+            dtype: entry.dtype,
+            shape: entry.dims.clone(),
+            data_offsets: (start, end),
+        };
+        let [name, info] = [serde_json::to_string(name), serde_json::to_string(&info)].map(json);
+        members.push(format!("{name}:{info}"));
+    }
+    let header = format!("{{{}}}", members.join(","));
+    let header_bytes = header.len().next_multiple_of(HEADER_UNIT_BYTES);
+    let mut file = Vec::with_capacity(size_of::<u64>() + header_bytes + end);
+    file.extend((header_bytes as u64).to_le_bytes());
+    file.extend(header.into_bytes());
+    file.resize(size_of::<u64>() + header_bytes, b' ');
+    for (_, entry) in entries {
+        match &entry.content {
+            Content::Bytes(bytes) => file.extend(bytes),
+            Content::Tensor(tensor) => file.extend(tensor.to_bytes()?),
+        }
+    }
+    Ok(file)
 }
 
 /// Writes a file under another name and renames it to `path`.

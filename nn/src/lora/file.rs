@@ -1,7 +1,7 @@
 //! Reads and writes adapters in PEFT's folders: `adapter_config.json` and
 //! `adapter_model.safetensors`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -41,8 +41,8 @@ pub fn save_adapters(
     if entries.is_empty() {
         return Err(AdapterProblem::Absent.into());
     }
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let contents = serialized(&entries, Some(metadata))?;
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let contents = serialized(&entries, &metadata)?;
     let file = |source| NnError::File { path: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(file)?;
     write_file(&folder.join(WEIGHTS), &contents)?;

@@ -77,7 +77,7 @@ impl OptimizerState {
             [(STEPS, steps.to_string()), (LEARNING_RATE, learning_rate.to_string())]
                 .map(|(name, value)| (format!("{model}{name}"), value))
         });
-        serialized(&entries, Some(metadata.collect()))
+        serialized(&entries, &metadata.collect())
     }
 }
 

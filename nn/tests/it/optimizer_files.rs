@@ -55,6 +55,23 @@ fn an_optimizer_goes_on_from_its_file_with_the_same_bits() -> Outcome {
 }
 
 #[test]
+fn same_state_has_the_same_bytes_each_time_it_is_written() -> Outcome {
+    let mut adam = Adam::new(AdamOptions::default())?;
+    let mut model = Pair::new(&cpu());
+    step(&mut adam, &mut model, "g1")?;
+    let (_folder, path) = folder();
+    let mut write = || -> std::result::Result<Vec<u8>, Box<dyn std::error::Error>> {
+        save_state(&adam, &mut model, &path)?;
+        Ok(std::fs::read(&path)?)
+    };
+    let first = write()?;
+    for _ in 0..20 {
+        assert_eq!(write()?, first);
+    }
+    Ok(())
+}
+
+#[test]
 fn states_of_8_bits_and_half_types_survive_a_file() -> Outcome {
     let (_folder, path) = folder();
     let device = cpu();

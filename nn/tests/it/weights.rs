@@ -135,6 +135,26 @@ fn special_values_and_other_types_survive() -> Outcome {
     Ok(())
 }
 
+/// A model of tensors of several widths.
+struct Mixed(Buffer, Buffer, Buffer, Buffer);
+
+parameters!(Mixed { 0 as "a", 1 as "b", 2 as "c", 3 as "d" });
+
+#[test]
+fn file_has_the_bytes_that_the_library_of_the_format_writes() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model.safetensors");
+    let types = [DType::U8, DType::F64, DType::F16, DType::F32];
+    let made = types.map(|dtype| Tensor::ones(&cpu(), [3], dtype).map(Buffer::new));
+    let [Ok(a), Ok(b), Ok(c), Ok(d)] = made else { panic!("memory") };
+    save(&mut Mixed(a, b, c, d), &path)?;
+    let bytes = fs::read(&path)?;
+    let file = SafeTensors::deserialize(&bytes)?;
+    assert_eq!(file.len(), 4);
+    assert_eq!(safetensors::serialize(file.tensors(), None)?, bytes);
+    Ok(())
+}
+
 #[test]
 fn the_file_is_an_ordinary_safetensors_file_with_pytorchs_names() -> Outcome {
     let device = cpu();
