@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod fingerprint;
 mod human;
 mod json;
 pub mod recipe;

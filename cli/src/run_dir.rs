@@ -10,10 +10,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lowtide_trainer::{Knobs, Parallelism, Result, TrainError, sync_path};
+use lowtide_trainer::{Knobs, NewFile, Parallelism, Result, TrainError, sync_path};
 use serde::{Deserialize, Serialize};
 
 use crate::run_lock::RunLock;
+
+/// The comment in a recipe before the name of its training.
+const ID_MARK: &str = "# training ";
 
 /// The folder of one run.
 #[derive(Clone, Debug)]
@@ -137,6 +140,11 @@ impl RunDir {
         Ok(run_dir)
     }
 
+    /// A folder that may be missing.
+    pub(crate) fn at(path: &Path) -> Self {
+        RunDir(path.to_owned())
+    }
+
     /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
@@ -165,6 +173,20 @@ impl RunDir {
     /// The file of the recipe, complete with defaults.
     pub fn recipe(&self) -> PathBuf {
         self.0.join("recipe.toml")
+    }
+
+    /// Writes the recipe, with the name of the training in a comment.
+    ///
+    /// # Errors
+    /// `File`.
+    pub(crate) fn write_recipe(&self, recipe: &str, id: &str) -> Result<()> {
+        NewFile::write(&self.recipe(), &format!("{ID_MARK}{id}\n{recipe}"))
+    }
+
+    /// The name of the training whose recipe is here, if the recipe says it.
+    pub(crate) fn run_id(&self) -> Option<String> {
+        let recipe = fs::read_to_string(self.recipe()).ok()?;
+        Some(recipe.lines().next()?.strip_prefix(ID_MARK)?.to_owned())
     }
 
     /// The folder of the checkpoints, which are called `step-N`.

@@ -112,11 +112,13 @@ pub trait Collectives: Send + Sync {
     fn decline(&self, other: usize, reason: &str) -> Result<()>;
 
     /// Makes the present or next call of the other ranks fail with `Failed`. The refusal takes the
-    /// place of that call on this rank, and all ranks can continue.
+    /// place of that call on this rank, and all ranks can continue. Returns true if every rank has
+    /// refused this time: ranks that repeat their refusal until then have left all calls in which
+    /// they were.
     ///
     /// # Errors
     /// `Late`, `Lost`, `Aborted`.
-    fn refuse(&self, reason: &str) -> Result<()>;
+    fn refuse(&self, reason: &str) -> Result<bool>;
 
     /// Ends the collectives of all ranks: every present and later wait of the other ranks fails
     /// with `Aborted`.

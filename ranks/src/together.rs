@@ -87,10 +87,12 @@ impl<M: Meeting> Collectives for M {
         swap_messages(self, &own, other).map(drop)
     }
 
-    fn refuse(&self, reason: &str) -> Result<()> {
+    fn refuse(&self, reason: &str) -> Result<bool> {
         let failure = Some(reason.to_owned());
         let messages = self.meet(Message { failure, ..Message::of(REFUSED) })?;
-        meeting::release(self, messages)
+        let have_all_refused = messages.iter().all(|message| message.call == REFUSED);
+        meeting::release(self, messages)?;
+        Ok(have_all_refused)
     }
 
     fn abort(&self, reason: &str) {

@@ -23,8 +23,8 @@ pub use lowtide_ranks as ranks;
 pub use lowtide_tensor as tensor;
 
 pub use error::{DoesNotFit, Remedy, Result, TrainError};
-pub use files::checkpoint_folder::{CheckpointFolder, checkpoints_in};
-pub use files::snapshot::{Snapshot, saved_recipe};
+pub use files::checkpoint_folder::{CheckpointFolder, checkpoints_in, take_over_checkpoints};
+pub use files::snapshot::{RunNotes, Snapshot};
 pub use files::trained_state::TrainedState;
 pub use options::{MicroBatches, NonFinite, Options};
 pub use parallel::parallelism::Parallelism;

@@ -35,8 +35,10 @@ pub struct Options {
     /// Permission of the plan and of recovery to split batches.
     pub micro_batches: MicroBatches,
     /// Time to wait for memory to become free, when a plan does not fit or when a step or an
-    /// evaluation ran out of memory. After that another plan is tried, or the run ends.
-    pub wait: Duration,
+    /// evaluation ran out of memory. After that another plan is tried, or the run ends. If absent,
+    /// nothing waits for memory that others have; work that failed although the allocator had room
+    /// is tried again as it is for up to 10 seconds of pauses.
+    pub wait: Option<Duration>,
     /// The fate of a step whose loss or gradients are not finite.
     pub non_finite: NonFinite,
     /// A second device for tensors that blocks save for backward, such as the processor for a
@@ -102,7 +104,7 @@ impl Default for Options {
             precision: Precision::F32,
             scaler: None,
             micro_batches: MicroBatches::AsNeeded,
-            wait: Duration::ZERO,
+            wait: None,
             non_finite: NonFinite::Stop,
             offload: None,
             ranks: None,

@@ -32,11 +32,11 @@ pub(super) struct DeviceArgs {
     /// The most memory that the whole process may take, such as 256MiB: training, data, batches,
     /// copies for checkpoints, and the program. Memory of a cuda device is not counted.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
-    process_budget: Option<usize>,
+    pub(super) process_budget: Option<usize>,
     /// Rounds the factors of products and convolutions in f32 to tf32, which has 11 of the 24
     /// binary digits and takes a fraction of the time; on NVIDIA devices since the A100.
     #[arg(long)]
-    tf32: bool,
+    pub(super) tf32: bool,
     /// Number of threads that compute on the processor; one per core if absent.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=THREADS_MAX))]
@@ -153,6 +153,11 @@ impl DeviceArgs {
     /// The given budget, or the first of several.
     pub(super) fn budget(&self) -> Option<usize> {
         self.budgets.first().copied()
+    }
+
+    /// The given limit on the whole process.
+    pub(super) fn process_bytes(&self) -> Option<usize> {
+        self.process_budget
     }
 
     /// Makes `budget_bytes` the budget, unless a limit is given.

@@ -42,7 +42,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use lowtide_trainer::{Precision, Result, TrainError, saved_recipe};
+use lowtide_trainer::{Precision, Result, RunNotes, TrainError};
 
 use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
@@ -128,14 +128,14 @@ impl RecipeArgs {
         changes.applied(Recipe::load_with(self.recipe.as_deref(), &changes.set)?)
     }
 
-    /// The recipe that a checkpoint was saved with, and the changes to it.
-    fn load_saved(&self, checkpoint: &Path) -> Result<Recipe> {
-        let (saved, _) = saved_recipe(checkpoint)?;
-        let saved = saved.ok_or_else(|| TrainError::Setting {
+    /// The recipe that a checkpoint was saved with, as it was and with the changes to it.
+    fn load_saved(&self, checkpoint: &Path) -> Result<[Recipe; 2]> {
+        let saved = RunNotes::read(checkpoint)?.recipe.ok_or_else(|| TrainError::Setting {
             place: checkpoint.display().to_string(),
             problem: "does not say of what recipe it is".to_owned(),
         })?;
-        self.changes.applied(Recipe::parse_with(&saved, checkpoint, &self.changes.set)?)
+        let changed = Recipe::parse_with(&saved, checkpoint, &self.changes.set)?;
+        Ok([Recipe::parse(&saved, checkpoint)?, self.changes.applied(changed)?])
     }
 }
 

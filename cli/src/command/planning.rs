@@ -22,9 +22,9 @@ pub(super) struct PlanningArgs {
     pub(super) offload_budget: Option<usize>,
     /// Number of ranks that train together on this machine. Each has its share of every batch and
     /// its own budget: on the processor, whose cores are divided, or on a separate cuda device.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=RANKS_MAX))]
-    ranks: u64,
+    ranks: Option<u64>,
     /// The state that ranks divide (ZeRO). 0: nothing. 1: the optimizer's states; each rank updates
     /// a part of every parameter and copies the other parts, and the bits stay the same. 2: also
     /// gradients. 3: also parameters, which are whole only while they are used; for models of
@@ -207,9 +207,14 @@ impl PlanningArgs {
         self.first_reader().count
     }
 
-    /// Number of ranks that train together.
+    /// Number of ranks that train together; one if none is given.
     pub(super) fn rank_count(&self) -> usize {
-        self.ranks as usize
+        self.ranks.unwrap_or(1) as usize
+    }
+
+    /// Number of ranks that train together; becomes `count` if none is given.
+    pub(super) fn ranks_or(&mut self, count: usize) -> usize {
+        *self.ranks.get_or_insert(count as u64) as usize
     }
 
     /// Sets the number of ranks to the number of processes.
@@ -218,12 +223,12 @@ impl PlanningArgs {
     /// `Setting` if `--ranks` gives the number of ranks in one process.
     #[cfg(feature = "mpi")]
     pub(super) fn of_processes(&self, count: usize) -> Result<PlanningArgs> {
-        if self.ranks > 1 {
+        if self.rank_count() > 1 {
             let place = "--ranks".to_owned();
             let problem = format!("MPI has started {count} processes, a rank each");
             return Err(TrainError::Setting { place, problem });
         }
-        Ok(PlanningArgs { ranks: count as u64, ..self.clone() })
+        Ok(PlanningArgs { ranks: Some(count as u64), ..self.clone() })
     }
 
     /// The first rank.

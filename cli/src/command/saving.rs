@@ -102,7 +102,12 @@ pub(super) fn rescue(trainer: &mut RecipeTrainer, recipe: &Recipe, staging: Stag
     }
     let mut save = || -> Result<()> {
         lowtide_nn::save(&mut TrainedState::of(trainer.task_mut()), &files.model())?;
-        NewFile::write(&files.recipe(), &recipe.to_toml())
+        // The recipe is written at the beginning, with the name of the training.
+        if files.recipe().exists() {
+            Ok(())
+        } else {
+            NewFile::write(&files.recipe(), &recipe.to_toml())
+        }
     };
     if save().is_err() {
         // On a full disk the model needs the room of all other files except checkpoints.

@@ -5,8 +5,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use lowtide_trainer::{Result, TrainError, checkpoints_in, partial_of};
+use lowtide_trainer::{
+    Result, RunNotes, TrainError, checkpoints_in, partial_of, take_over_checkpoints,
+};
 
+use crate::command::train::Conditions;
 use crate::run_dir::RunDir;
 use crate::run_lock::RunLock;
 
@@ -54,20 +57,23 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Locks the folder of a run to continue, or makes another folder if `out` names one.
+    /// Locks the folder of a run to continue, or makes another folder if `out` names one. The
+    /// checkpoint to resume from, and the best one before it, become checkpoints of this run.
     ///
     /// # Errors
     /// Errors of [`Staging::new`].
-    pub(super) fn resume(run_dir: &Path, out: Option<&Path>) -> Result<Self> {
-        match out {
-            Some(out) if out != run_dir => Staging::new(Some(out), ""),
+    pub(super) fn resume(origin: &Origin, out: Option<&Path>) -> Result<Self> {
+        let staging = match out {
+            Some(out) if out != origin.run_dir => Staging::new(Some(out), "")?,
             _ => {
-                let mut staging = Staging::lock(RunDir::create(run_dir)?, false)?;
+                let mut staging = Staging::lock(RunDir::create(&origin.run_dir)?, false)?;
                 staging.is_resumed = true;
                 RunDir::create(staging.partial.path())?;
-                Ok(staging)
+                staging
             }
-        }
+        };
+        take_over_checkpoints(&origin.checkpoint, &staging.partial.checkpoints())?;
+        Ok(staging)
     }
 
     fn lock(run_dir: RunDir, is_new: bool) -> Result<Self> {
@@ -149,6 +155,10 @@ pub(super) struct Origin {
     pub(super) metrics: PathBuf,
     /// True if the run has ended without an error.
     pub(super) has_ended: bool,
+    /// The conditions of the run, if the checkpoint has them.
+    pub(super) conditions: Option<Conditions>,
+    /// True if an unfinished epoch begins again.
+    pub(super) restarts_epoch: bool,
 }
 
 impl Origin {
@@ -156,7 +166,7 @@ impl Origin {
     /// failed run, then one that has ended. The folder of a checkpoint names this checkpoint.
     ///
     /// # Errors
-    /// `Setting` if there is no checkpoint; `File`.
+    /// `Setting` if there is no checkpoint, or if it belongs to the run of another folder; `File`.
     pub(super) fn find(path: &Path) -> Result<Origin> {
         let run_dir = RunDir::open(path)?;
         let [partial, unfinished] = [run_dir.partial(), run_dir.unfinished()];
@@ -166,24 +176,48 @@ impl Origin {
                 let (metrics, run_dir) = (metrics_in(files.path()), path.to_owned());
                 let before = found.next();
                 let has_ended = !is_inner(files.path()) && files.summary().exists();
-                return Ok(Origin { run_dir, checkpoint, before, metrics, has_ended });
+                let origin = Origin::new(run_dir, checkpoint, metrics, has_ended);
+                return Origin { before, ..origin }.checked(files);
             }
         }
         // `RUN/checkpoints/step-N`, or `RUN/.partial/checkpoints/step-N`.
         let folders = path.ancestors().skip(2);
         let mut folders = folders.filter(|folder| !is_inner(folder));
-        if let (true, Some(run_dir)) = (lowtide_trainer::saved_recipe(path).is_ok(), folders.next())
-        {
+        if let (true, Some(run_dir)) = (RunNotes::read(path).is_ok(), folders.next()) {
             let run_dir = run_dir.to_owned();
             let files = path.ancestors().nth(2).unwrap_or(path);
             let (metrics, checkpoint) = (metrics_in(files), path.to_owned());
             let has_ended = !is_inner(files) && files.join("summary.json").exists();
-            return Ok(Origin { run_dir, checkpoint, before: None, metrics, has_ended });
+            return Origin::new(run_dir, checkpoint, metrics, has_ended)
+                .checked(&RunDir::at(files));
         }
         Err(TrainError::Setting {
             place: path.display().to_string(),
             problem: "has no checkpoint; a run writes them with --checkpoint-every".to_owned(),
         })
+    }
+
+    fn new(run_dir: PathBuf, checkpoint: PathBuf, metrics: PathBuf, has_ended: bool) -> Origin {
+        // A checkpoint that is damaged, or of an earlier version, has none.
+        let notes = RunNotes::read(&checkpoint).unwrap_or_default();
+        let conditions = notes.run.and_then(|run| serde_json::from_value(run).ok());
+        let (before, restarts_epoch) = (None, false);
+        Origin { run_dir, checkpoint, before, metrics, has_ended, conditions, restarts_epoch }
+    }
+
+    /// This origin, if its checkpoint is of the run whose files are in `files`.
+    fn checked(self, files: &RunDir) -> Result<Origin> {
+        let own = self.conditions.as_ref().map(|conditions| conditions.id.as_str());
+        match (own, files.run_id()) {
+            (Some(own), Some(of_folder)) if own != of_folder => Err(TrainError::Setting {
+                place: self.checkpoint.display().to_string(),
+                problem: format!(
+                    "is of another training ({own}) than {} ({of_folder})",
+                    files.path().display()
+                ),
+            }),
+            _ => Ok(self),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod model;
 mod optimizer;
 mod options;
 mod overrides;
+mod paths;
 mod preference;
 mod pretrained;
 mod prune;
@@ -230,6 +231,17 @@ impl Recipe {
     /// The recipe as TOML, complete with defaults.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a recipe has only plain values")
+    }
+
+    /// True if a step of this recipe takes the memory of a step of `other`: they differ at most in
+    /// the length of the training and in its data.
+    pub(crate) fn has_steps_of(&self, other: &Recipe) -> bool {
+        let alike = |recipe: &Recipe| {
+            let mut alike = Recipe { data: DataRecipe::default(), ..recipe.clone() };
+            (alike.train.epochs, alike.train.checkpoint_every) = (0, None);
+            alike
+        };
+        alike(self) == alike(other)
     }
 
     /// `Ok` if every number is in its range.

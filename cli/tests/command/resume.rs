@@ -197,3 +197,168 @@ fn what_is_no_checkpoint_or_interval_is_refused() {
         assert!(outcome.stderr.contains(wrong), "{outcome:?}");
     }
 }
+
+/// A model of text with two heads and two blocks, which any division can divide.
+const TEXT: &str = "\
+[data]
+kind = \"text\"
+file = \"text.txt\"
+context = 12
+[model]
+kind = \"gpt\"
+width = 16
+heads = 2
+blocks = 2
+dropout = 0.1
+[train]
+epochs = 1
+batch_size = 16
+checkpoint_every = \"5steps\"
+";
+
+/// Sentences that differ, so that halves of the text are not alike.
+fn text(sentences: usize) -> String {
+    (0..sentences).map(|n| format!("Sentence {n} has {} letters or so. ", n * n % 97)).collect()
+}
+
+/// Moves the files of a finished run to where those of a run lie that was cut off.
+fn cut_off(place: &Place, run: &str) {
+    let partial = place.path(&format!("{run}/.partial"));
+    fs::create_dir(&partial).expect("a folder");
+    for name in ["checkpoints", "metrics.jsonl", "recipe.toml"] {
+        fs::rename(place.path(&format!("{run}/{name}")), partial.join(name)).expect("a file");
+    }
+    for name in ["model.safetensors", "report.html", "summary.json"] {
+        fs::remove_file(place.path(&format!("{run}/{name}"))).expect("a file");
+    }
+}
+
+const DIVISIONS: [&str; 7] = [
+    "",
+    "--ranks 2 --zero 0",
+    "--ranks 2 --zero 1",
+    "--ranks 2 --zero 2",
+    "--ranks 2 --zero 3",
+    "--ranks 2 --pipeline",
+    "--ranks 2 --tensor-parallel",
+];
+
+#[test]
+fn run_of_any_division_goes_on_as_it_was_without_its_options_also_from_its_last_step() {
+    let place = Place::new();
+    place.write("text.txt", text(60));
+    place.write("text.toml", TEXT);
+    for division in DIVISIONS {
+        drop(fs::remove_dir_all(place.path("run")));
+        let whole = place.train(&format!("text.toml {division}"), "run");
+        let first = place.list("run/checkpoints").into_iter().find(|name| name.contains("step-"));
+        let first = format!("run/checkpoints/{}", first.expect("two are kept"));
+        for from in [first.as_str(), "run"] {
+            if from == "run" {
+                cut_off(&place, "run");
+            }
+            let outcome = place.run(&format!("train --resume {from} --out run --quiet"));
+            assert_eq!(outcome.stderr, "", "{division}");
+            outcome.check_done();
+            let resumed = place.json("run/summary.json");
+            for key in ["final_state_hash", "test_loss", "micro_batch", "ranks", "zero", "steps"] {
+                assert_eq!(resumed[key], whole[key], "{key} after {from}, {division}");
+            }
+        }
+    }
+}
+
+#[test]
+fn resumed_run_keeps_its_budget_and_its_plan_and_tells_what_is_changed() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    let budget = "--budget 512KiB";
+    let whole = place.train(&format!("small.toml --epochs 4 {budget}"), "whole");
+    place.train(&format!("small.toml --epochs 2 --checkpoint-every 1epoch {budget}"), "run");
+    let outcome = place.run("train --resume run --epochs 4 --out same --quiet");
+    assert_eq!(outcome.stderr, "");
+    outcome.check_done();
+    let same = place.json("same/summary.json");
+    for key in ["final_state_hash", "micro_batch", "budget_bytes", "predicted_peak_bytes"] {
+        assert_eq!(same[key], whole[key], "{key}");
+    }
+    let outcome = place.run("train --resume run --epochs 4 --out other --budget 8MiB --quiet");
+    assert!(outcome.stderr.contains("note: --budget is 8 MiB, and was 512 KiB"), "{outcome:?}");
+    outcome.check_done();
+    assert_ne!(place.json("other/summary.json")["micro_batch"], whole["micro_batch"]);
+}
+
+#[test]
+fn data_that_has_changed_is_told_or_refused() {
+    let place = Place::new();
+    let before = text(60);
+    place.write("text.txt", &before);
+    place.write("text.toml", TEXT);
+    place.train("text.toml", "run");
+    let first = place.list("run/checkpoints").into_iter().find(|name| name.contains("step-"));
+    let from = format!("run/checkpoints/{}", first.expect("two are kept"));
+    let resume = |more: &str| place.run(&format!("train --resume {from} --out new --quiet {more}"));
+
+    let mut other = before.clone().into_bytes();
+    let half = other.len() / 2;
+    other[half..].reverse();
+    place.write("text.txt", &other);
+    let outcome = resume("");
+    let told = "note: text.txt is not what the run began with: it has other contents\n";
+    assert_eq!(outcome.stderr, told);
+    outcome.check_done();
+
+    place.write("text.txt", &before[..before.len() / 2]);
+    let outcome = resume("");
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("note: text.txt is not what"), "{outcome:?}");
+    outcome.check_failed(1, &["--resume", "sample_count", "--restart-epoch"]);
+    resume("--restart-epoch").check_done();
+
+    place.write("text.txt", &before);
+    resume("--batch-size 8").check_failed(1, &["--resume", "batch_size 16", "--restart-epoch"]);
+    resume("--batch-size 8 --restart-epoch").check_done();
+    resume("--seed 9").check_failed(1, &["its seed is 0"]);
+}
+
+#[test]
+fn checkpoint_of_another_training_is_refused() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 2 --checkpoint-every 5steps", "run");
+    place.train("small.toml --epochs 2 --checkpoint-every 5steps --seed 9", "other");
+    let last = |run: &str| {
+        let names = place.list(&format!("{run}/checkpoints"));
+        names.into_iter().rfind(|name| name.contains("step-")).expect("one")
+    };
+    let (own, foreign) = (last("run"), last("other"));
+    fs::remove_dir_all(place.path(&format!("run/checkpoints/{own}"))).expect("a folder");
+    let to = place.path(&format!("run/checkpoints/{foreign}"));
+    fs::rename(place.path(&format!("other/checkpoints/{foreign}")), to).expect("a folder");
+    let words = [foreign.as_str(), "is of another training", "than run"];
+    place.run("train --resume run --epochs 3").check_refused(1, &words);
+}
+
+#[test]
+fn best_checkpoint_stays_when_a_finished_run_goes_on() {
+    let place = Place::new();
+    // After the second epoch the steps are so long that the model becomes worse.
+    let recipe = "[optimizer]\nkind = \"sgd\"\nlearning_rate = 0.05\n\
+                  [schedule]\nkind = \"milestones\"\nat = [12]\nfactor = 60.0\n";
+    place.write("worse.toml", format!("{SMALL}{recipe}"));
+    place.train("worse.toml --epochs 3 --checkpoint-every 1epoch --keep 1", "run");
+    let best = || String::from_utf8(place.read("run/checkpoints/best.txt")).expect("UTF-8");
+    let before = best();
+    let (_, step) = before.trim().split_once(' ').expect("a cost and a step");
+    let name = format!("step-{:08}", step.parse::<u64>().expect("a number"));
+    assert_ne!(place.list("run/checkpoints").last(), Some(&name), "the last step is the best");
+    for epochs in [4, 5] {
+        place.run(&format!("train --resume run --epochs {epochs} --quiet")).check_done();
+        assert_eq!(best(), before);
+        assert!(
+            place.list("run/checkpoints").contains(&name),
+            "{:?}",
+            place.list("run/checkpoints")
+        );
+    }
+}

@@ -71,7 +71,7 @@ impl Collectives for Counting {
         self.ranks.decline(other, reason)
     }
 
-    fn refuse(&self, reason: &str) -> Result<()> {
+    fn refuse(&self, reason: &str) -> Result<bool> {
         self.ranks.refuse(reason)
     }
 

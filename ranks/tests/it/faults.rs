@@ -72,7 +72,8 @@ fn a_rank_that_refuses_fails_the_call_of_the_others_and_all_may_go_on() {
                 let mut tensors = lens.map(|len| own(&*rank, &device, len, DType::F32));
                 let refuses = refusing.contains(&rank.rank().index);
                 let found = if refuses {
-                    rank.refuse("the disk is full")
+                    let have_all = rank.refuse("the disk is full");
+                    have_all.map(|all| assert_eq!(all, refusing.len() == 3))
                 } else {
                     operation(&*rank, &mut tensors)
                 };
@@ -93,10 +94,33 @@ fn a_rank_that_refuses_fails_the_call_of_the_others_and_all_may_go_on() {
         }
     }
     let found = on_ranks(2, PATIENT, |rank, _| match rank.rank().index {
-        0 => rank.refuse("no"),
+        0 => rank.refuse("no").map(drop),
         _ => vote(&*rank, Ok(())),
     });
     assert!(matches!(found[1], Err(RanksError::Failed { rank: 0, .. })), "{found:?}");
+}
+
+/// Ranks leave a sequence of calls at different places, and go on together.
+#[test]
+fn ranks_that_refuse_until_all_do_have_left_every_call() {
+    for places in [[0, 1, 2], [2, 2, 0], [3, 3, 1], [1, 3, 3]] {
+        let found = on_ranks(3, PATIENT, |rank, _| {
+            let place = places[rank.rank().index];
+            let calls = (0..place).try_for_each(|_| rank.barrier());
+            let mut refusals = 1;
+            while !rank.refuse("I have failed").unwrap() {
+                refusals += 1;
+            }
+            let said = rank.exchange(&[7]).unwrap();
+            (calls.is_ok(), refusals, said)
+        });
+        let first = places.iter().min().unwrap();
+        for ((is_ok, refusals, said), place) in found.into_iter().zip(places) {
+            assert_eq!(is_ok, place == *first, "{places:?}");
+            assert_eq!(refusals, if place == *first { 2 } else { 1 }, "{places:?}");
+            assert_eq!(said, [[7]; 3]);
+        }
+    }
 }
 
 #[test]

@@ -15,8 +15,10 @@ use crate::files::state_hash::StateHasher;
 use crate::files::trained_state::TrainedState;
 use crate::parallel::division::{GatherRole, Gathered};
 use crate::parallel::meeting::{Word, say};
+use crate::parallel::vote::is_of_another;
 use crate::parallel::whole::empty_wholes;
 use crate::run::trainer::Trainer;
+use crate::run::waiting::Patience;
 use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
@@ -216,9 +218,25 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.gather(GatherRole::Keeps)
     }
 
+    /// Gathers with all ranks, until every rank has succeeded. A rank that lacks memory decides
+    /// alone about its next attempt.
     fn gather(&mut self, role: GatherRole) -> Result<Gathered> {
-        let state = self.division.get().state();
-        state.gather(&mut TrainedState::of(&mut self.task), &mut self.optimizer, role)
+        let division = self.division.get();
+        let (state, mut patience) = (division.state(), Patience::new(self.options.wait));
+        loop {
+            let learned = &mut TrainedState::of(&mut self.task);
+            let own = state.gather(learned, &mut self.optimizer, role);
+            let error = match division.agree_in_calls(own) {
+                Err(error) if is_of_another(&error) => continue,
+                Err(error) => error,
+                gathered => return gathered,
+            };
+            let Some(failure) = error.out_of_memory() else { return Err(error) };
+            self.device.allocator().trim();
+            if !patience.tries_again(failure) {
+                return Err(error);
+            }
+        }
     }
 
     /// Says `own` to all ranks and returns the words of all. As long as a rank asks for the whole

@@ -12,7 +12,7 @@ use lowtide_tensor::DeviceKind;
 use crate::error::{Result, TrainError};
 use crate::files::new_file::NewFile;
 use crate::files::reserve::Reserve;
-use crate::files::snapshot::Snapshot;
+use crate::files::snapshot::{RunNotes, Snapshot, partial_folder, remove_folder};
 use crate::run::observer::{RunStart, Training};
 
 /// The part of a checkpoint's folder name before the number of steps.
@@ -24,7 +24,7 @@ const BEST: &str = "best.txt";
 /// The folder of the reserves, in the folder of the checkpoints.
 const RESERVE: &str = ".reserve";
 
-/// Bytes of a header without its recipe.
+/// Bytes of a header without its notes.
 const HEADER_BYTES: usize = 4096;
 
 /// A folder of checkpoints, which are called `step-00000120`. The last few checkpoints and the best
@@ -39,7 +39,7 @@ pub struct CheckpointFolder {
     path: PathBuf,
     last_max: usize,
     keeps_best: bool,
-    recipe: Option<String>,
+    notes: RunNotes,
     best_cost: f64,
     best_path: Option<PathBuf>,
     /// The last checkpoints of this run, oldest first.
@@ -66,7 +66,7 @@ impl CheckpointFolder {
             path: path.to_owned(),
             last_max: 2,
             keeps_best: false,
-            recipe: None,
+            notes: RunNotes::default(),
             best_cost: f64::INFINITY,
             best_path: None,
             last: Vec::new(),
@@ -93,10 +93,10 @@ impl CheckpointFolder {
         self
     }
 
-    /// Writes `recipe` into each checkpoint, see [`Snapshot::with_recipe`].
+    /// Writes `notes` into each checkpoint, see [`Snapshot::with_notes`].
     #[must_use]
-    pub fn with_recipe(mut self, recipe: &str) -> Self {
-        self.recipe = Some(recipe.to_owned());
+    pub fn with_notes(mut self, notes: RunNotes) -> Self {
+        self.notes = notes;
         self
     }
 
@@ -123,8 +123,7 @@ impl CheckpointFolder {
         let [tensor_bytes, name_bytes] = training.learned_bytes();
         // An optimizer keeps up to four tensors for each parameter, named after the parameter.
         let state_bytes = training.snapshot_bytes() - tensor_bytes + name_bytes;
-        // Twice the length: the recipe is a string in JSON, with escapes.
-        let header_bytes = HEADER_BYTES + 2 * self.recipe.as_ref().map_or(0, String::len);
+        let header_bytes = HEADER_BYTES + self.notes.size_bytes();
         self.sizes_bytes = vec![tensor_bytes + name_bytes, state_bytes, header_bytes];
         self.place_count = match (writes_before_end, self.keeps_best) {
             (false, false) => 1,
@@ -232,23 +231,17 @@ impl CheckpointFolder {
     fn snapshot(&self, training: &mut dyn Training) -> Result<Snapshot> {
         let make = |source| TrainError::File { path: self.path.clone(), source };
         fs::create_dir_all(&self.path).map_err(make)?;
-        let snapshot = training.snapshot()?;
-        Ok(match &self.recipe {
-            Some(recipe) => snapshot.with_recipe(recipe),
-            None => snapshot,
-        })
+        Ok(training.snapshot()?.with_notes(&self.notes))
     }
 
     /// The best checkpoint of a run that this run continues.
     fn read_best(&self) -> Option<(f64, PathBuf)> {
-        let text = fs::read_to_string(self.path.join(BEST)).ok()?;
-        let (cost, step) = text.trim().split_once(' ')?;
-        let path = self.path_of(step.parse().ok()?);
-        path.is_dir().then_some((cost.parse().ok()?, path))
+        let (cost, step) = best_in(&self.path)?;
+        Some((cost, self.path_of(step)))
     }
 
     fn path_of(&self, step: u64) -> PathBuf {
-        self.path.join(format!("{NAME_MARK}{step:08}"))
+        path_of(&self.path, step)
     }
 
     /// Waits for the checkpoint that is being written.
@@ -315,6 +308,61 @@ pub fn checkpoints_in(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
         paths.filter_map(|path| Some((step_of(&path)?, path))).collect();
     found.sort_by(|a, b| b.cmp(a));
     Ok(found)
+}
+
+fn path_of(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!("{NAME_MARK}{step:08}"))
+}
+
+/// The cost and the number of steps of the best checkpoint in a folder; `None` if none is named or
+/// the named one is missing.
+fn best_in(folder: &Path) -> Option<(f64, u64)> {
+    let text = fs::read_to_string(folder.join(BEST)).ok()?;
+    let (cost, step) = text.trim().split_once(' ')?;
+    let (cost, step) = (cost.parse().ok()?, step.parse().ok()?);
+    path_of(folder, step).is_dir().then_some((cost, step))
+}
+
+/// Puts what a run continues with into its folder of checkpoints, `to`: `checkpoint`, from which it
+/// resumes, and the best checkpoint up to there, from the same folder. Files are linked, or copied
+/// where the file system has no links. Checkpoints that are there already stay.
+///
+/// # Errors
+/// `File`.
+pub fn take_over_checkpoints(checkpoint: &Path, to: &Path) -> Result<()> {
+    let Some(from) = checkpoint.parent().filter(|from| *from != to) else { return Ok(()) };
+    // The newer checkpoint comes first: a process that is killed in between resumes from it.
+    link_folder(checkpoint, to)?;
+    let step = checkpoint.file_name().and_then(|name| name.to_str()?.strip_prefix(NAME_MARK));
+    let step: Option<u64> = step.and_then(|step| step.parse().ok());
+    let Some((cost, best)) = best_in(from).filter(|(_, best)| Some(*best) <= step) else {
+        return Ok(());
+    };
+    link_folder(&path_of(from, best), to)?;
+    NewFile::write(&to.join(BEST), &format!("{cost:?} {best}\n"))
+}
+
+/// Links a folder of files into the folder `to`, all files or none.
+fn link_folder(folder: &Path, to: &Path) -> Result<()> {
+    let file = |path: &Path| {
+        let path = path.to_owned();
+        move |source| TrainError::File { path, source }
+    };
+    let Some(path) = folder.file_name().map(|name| to.join(name)) else { return Ok(()) };
+    if path.is_dir() {
+        return Ok(());
+    }
+    let Some(beside) = partial_folder(&path) else { return Ok(()) };
+    remove_folder(&beside).map_err(file(&beside))?;
+    fs::create_dir_all(&beside).map_err(file(&beside))?;
+    for entry in fs::read_dir(folder).map_err(file(folder))? {
+        let from = entry.map_err(file(folder))?.path();
+        let Some(place) = from.file_name().map(|name| beside.join(name)) else { continue };
+        if fs::hard_link(&from, &place).is_err() {
+            fs::copy(&from, &place).map_err(file(&place))?;
+        }
+    }
+    fs::rename(&beside, &path).map_err(file(&path))
 }
 
 fn tell(path: &Path, error: &TrainError) {

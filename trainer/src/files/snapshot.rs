@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use lowtide_amp::LossScalerState;
 use lowtide_data::LoaderState;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, TrainError};
@@ -53,6 +54,9 @@ pub(crate) struct Content {
     /// The recipe of the training, for programs that know recipes. Loading ignores the recipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) recipe: Option<String>,
+    /// Facts about the run, for programs that know them. Loading ignores the facts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) run: Option<Value>,
     pub(crate) files: BTreeMap<String, Fingerprint>,
 }
 
@@ -70,6 +74,7 @@ impl Content {
             skipped_in_a_row: 0,
             retried_steps: 0,
             recipe: None,
+            run: None,
             files: BTreeMap::new(),
         }
     }
@@ -110,10 +115,10 @@ impl Snapshot {
         self.content.step
     }
 
-    /// Adds the recipe of the training, which [`saved_recipe`] returns.
+    /// Adds notes of the program, which [`RunNotes::read`] returns.
     #[must_use]
-    pub fn with_recipe(mut self, recipe: &str) -> Snapshot {
-        self.content.recipe = Some(recipe.to_owned());
+    pub fn with_notes(mut self, notes: &RunNotes) -> Snapshot {
+        (self.content.recipe, self.content.run) = (notes.recipe.clone(), notes.run.clone());
         self
     }
 
@@ -237,13 +242,30 @@ impl<'a> Saved<'a> {
     }
 }
 
-/// The recipe that a checkpoint was saved with, if any, and its number of steps.
-///
-/// # Errors
-/// `Checkpoint` or `File` for a header that is damaged or missing.
-pub fn saved_recipe(checkpoint: &Path) -> Result<(Option<String>, u64)> {
-    let content = read_header(&checkpoint.join(HEADER))?;
-    Ok((content.recipe, content.step))
+/// Notes of a program about its run, in every checkpoint of the run. A training does not read them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunNotes {
+    /// The recipe of the training.
+    pub recipe: Option<String>,
+    /// Other facts about the run, such as the conditions under which it goes on to the same bits.
+    pub run: Option<Value>,
+}
+
+impl RunNotes {
+    /// The notes in a checkpoint.
+    ///
+    /// # Errors
+    /// `Checkpoint` or `File` for a header that is damaged or missing.
+    pub fn read(checkpoint: &Path) -> Result<RunNotes> {
+        let Content { recipe, run, .. } = read_header(&checkpoint.join(HEADER))?;
+        Ok(RunNotes { recipe, run })
+    }
+
+    /// Largest number of bytes of the notes in a header. A recipe is a string with escapes there.
+    pub(crate) fn size_bytes(&self) -> usize {
+        let run_bytes = self.run.as_ref().map_or(0, |run| run.to_string().len());
+        2 * self.recipe.as_ref().map_or(0, String::len) + run_bytes
+    }
 }
 
 /// The temporary folder that is renamed to `path` once its files are written.

@@ -21,7 +21,7 @@ use crate::files::trained_state::TrainedState;
 use crate::options::Options;
 use crate::parallel::alone::Alone;
 use crate::parallel::reduce::sum_counts;
-use crate::parallel::vote::agree;
+use crate::parallel::vote::{agree, agree_in_calls};
 use crate::plan::Plan;
 use crate::plan::knobs::{EVERY_BLOCK, Knobs};
 use crate::run::evaluation::{Evaluation, score_parts};
@@ -84,6 +84,17 @@ impl<T: Task> dyn Division<T> + '_ {
     /// The rank's own error; `Ranks` for an error of another rank.
     pub(crate) fn agree<R>(&self, own: Result<R>) -> Result<R> {
         agree(self.ranks(), own)
+    }
+
+    /// [`agree_in_calls`] of the ranks, if there are several.
+    ///
+    /// # Errors
+    /// The rank's own error; `Ranks` for an error of another rank.
+    pub(crate) fn agree_in_calls<R>(&self, own: Result<R>) -> Result<R> {
+        match self.ranks() {
+            Some(ranks) => agree_in_calls(ranks, own),
+            None => own,
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::parallel::knobs::smallest;
 use crate::parallel::vote::{agree, agree_in_calls, is_of_another};
 use crate::run::evaluation::{Evaluation, score_parts};
 use crate::run::score::{Score, decoded, encoded};
+use crate::run::waiting::Patience;
 use crate::task::contract::Task;
 
 /// Evaluations in which each rank scores a share of the batches. Scores are added in the order of
@@ -48,8 +49,7 @@ impl<T: Task> EvaluationDivision<T> for SameBatches<'_> {
 
 /// The score of a set that all ranks score together, in the same parts at the same time. The part
 /// size is the smallest of all ranks. `score` scores a batch in parts of a given size. If one rank
-/// lacks memory, all ranks drop their caches and try again, then with half the samples at a time,
-/// down to one.
+/// lacks memory, all ranks try again; the rank that failed decides about the part size.
 ///
 /// # Errors
 /// Errors of `score` with a single sample; `Ranks`.
@@ -62,19 +62,14 @@ pub(crate) fn evaluate_together<T: Task>(
     let mut total = Score::default();
     for batch in evaluation.loader.epoch(0) {
         let batch = agree_in_calls(ranks, batch.map_err(TrainError::from))?;
-        let (mut part, mut is_again) = (least, false);
+        let (mut part, mut patience) = (least, Patience::new(evaluation.wait));
         let score = loop {
-            match agree_in_calls(ranks, score(&batch.view(), part)) {
-                Err(error) if error.out_of_memory().is_some() || is_of_another(&error) => {
-                    evaluation.device.allocator().trim();
-                    if is_again && part == 1 {
-                        return Err(error);
-                    }
-                    part = if is_again { part.div_ceil(2) } else { part };
-                    is_again = true;
-                }
-                scored => break scored?,
-            }
+            let own = match agree_in_calls(ranks, score(&batch.view(), part)) {
+                Ok(score) => break score,
+                Err(error) if is_of_another(&error) => part,
+                Err(error) => evaluation.after(error, part, &mut patience)?,
+            };
+            part = smallest(ranks, own)?;
         };
         total.add(score);
     }

@@ -24,23 +24,22 @@ pub fn agree<T>(ranks: Option<&dyn Collectives>, own: Result<T>) -> Result<T> {
 }
 
 /// Returns `own`, the result of work in which ranks call each other, if every rank has succeeded. A
-/// rank that failed reports its error in place of its next call, in which the other ranks wait. If
-/// the call itself failed, all ranks know already.
+/// rank that failed refuses, which fails the call that the other ranks are in, or their vote, so
+/// that they refuse too. Once all have refused at once they have left the work, whatever calls each
+/// of them had reached.
 ///
 /// # Errors
 /// The rank's own error; `Ranks` for an error of another rank.
 pub(crate) fn agree_in_calls<T>(ranks: &dyn Collectives, own: Result<T>) -> Result<T> {
-    match own {
-        Ok(value) => {
-            vote(ranks, Ok(()))?;
-            Ok(value)
-        }
-        Err(error) => {
-            let error = out_of_pass(error);
-            ranks.refuse(&error.one_line())?;
-            Err(error)
-        }
-    }
+    let agreed = own.and_then(|value| {
+        vote(ranks, Ok(()))?;
+        Ok(value)
+    });
+    agreed.or_else(|error| {
+        let error = out_of_pass(error);
+        while !ranks.refuse(&error.one_line())? {}
+        Err(error)
+    })
 }
 
 /// Wraps an error of the ranks in an error of a pass. A lack of memory stays recognisable.

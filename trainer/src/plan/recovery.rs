@@ -1,7 +1,6 @@
 //! The recovery ladder: smaller knobs after a failed allocation, and the return to the planned
 //! knobs.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_data::BatchView;
@@ -14,17 +13,12 @@ use crate::plan::knobs::Knobs;
 use crate::plan::rehearsal::RunInputs;
 use crate::plan::search::{Search, Splitting};
 use crate::run::observer::{Recovery, Retry};
-use crate::run::waiting::Waiting;
+use crate::run::waiting::{BackOff, Waiting, had_room};
 use crate::task::contract::Task;
 
-/// Largest number of retries in a row with the same knobs, provided that a rehearsal says that the
-/// knobs fit.
+/// Largest number of retries in a row with the same knobs after the allocator had no room, provided
+/// that a rehearsal says that the knobs fit.
 const SAME_PLAN_MAX: usize = 3;
-
-/// The pause before the second attempt with the same knobs, even without
-/// [`Options::wait`](crate::Options::wait). The pause before the third attempt is four times as
-/// long.
-const BACK_OFF: Duration = Duration::from_millis(5);
 
 /// Number of clean steps before the first attempt to grow back to the full plan.
 const CLEAN_STEPS_TO_GROW: u64 = 8;
@@ -89,12 +83,14 @@ pub(crate) struct Attempts {
     pub(crate) knobs: Knobs,
     /// The attempts that were rolled back, in order.
     pub(crate) retries: Vec<Retry>,
+    back_off: BackOff,
 }
 
 impl Attempts {
-    /// Attempts at a step that begins now.
-    pub(crate) fn begin(step: u64, knobs: Knobs) -> Attempts {
-        Attempts { step, started: Instant::now(), knobs, retries: Vec::new() }
+    /// Attempts at a step that begins now, with [`Options::wait`](crate::Options::wait).
+    pub(crate) fn begin(step: u64, knobs: Knobs, wait: Option<Duration>) -> Attempts {
+        let back_off = BackOff::new(wait);
+        Attempts { step, started: Instant::now(), knobs, retries: Vec::new(), back_off }
     }
 }
 
@@ -111,8 +107,9 @@ pub(crate) struct Ladder<'a, T, O> {
 
 impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
     /// Finds the knobs for the next attempt, and the rung of the ladder that leads to them. Every
-    /// rung is rehearsed from the present state of the device. E1 tries the same knobs a few times,
-    /// with empty caches. Then the step waits for memory to come back, if the options allow it. E2
+    /// rung is rehearsed from the present state of the device. E1 tries the same knobs, with empty
+    /// caches: a few times, or for some seconds if the allocator had room for the request that
+    /// failed. Then the step waits for memory to come back, if the options allow it. E2
     /// adds the least recomputation that fits, or offloads if that is allowed. M1 takes the largest
     /// smaller micro-batch that fits, or a fused update with the same micro-batch.
     ///
@@ -122,22 +119,22 @@ impl<T: Task + Clone, O: Stateful + Clone> Ladder<'_, T, O> {
         &self,
         knobs: Knobs,
         failure: TrainError,
-        attempts: &Attempts,
+        attempts: &mut Attempts,
     ) -> Result<(Knobs, Retry)> {
         let Some(ledger) = failure.out_of_memory() else { return Err(failure) };
         let ledger = Box::new(ledger.clone());
         self.trim();
-        let tried = attempts.retries.iter().rev().take_while(|retry| is_same_plan(retry)).count();
+        let same = attempts.retries.iter().rev().take_while(|retry| is_same_plan(retry));
+        let without_room = same.filter(|retry| !had_room(&retry.failure)).count();
         let mut fits = self.fits(knobs)?;
-        if fits && tried < SAME_PLAN_MAX {
-            if tried > 0 {
-                thread::sleep(BACK_OFF * 4_u32.pow(tried as u32 - 1));
-            }
+        let may_repeat = fits && (had_room(&ledger) || without_room < SAME_PLAN_MAX);
+        if may_repeat && attempts.back_off.pause() {
             return Ok((knobs, Retry { failure: ledger, recovery: Recovery::SamePlan }));
         }
         // All attempts at a step share one wait.
         let waited = attempts.started.elapsed();
-        let mut waiting = Waiting::new(self.inputs.options.wait.saturating_sub(waited));
+        let mut waiting =
+            Waiting::new(self.inputs.options.wait.unwrap_or_default().saturating_sub(waited));
         while waiting.pause() {
             self.trim();
             fits = self.fits(knobs)?;

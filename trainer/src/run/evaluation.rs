@@ -11,7 +11,7 @@ use lowtide_tensor::Device;
 
 use crate::error::{Result, TrainError};
 use crate::run::score::Score;
-use crate::run::waiting::Waiting;
+use crate::run::waiting::Patience;
 use crate::step::context::micro_batches;
 use crate::task::contract::Task;
 
@@ -38,8 +38,8 @@ pub(crate) struct Evaluation<'a, T: ?Sized> {
     pub(crate) loader: &'a Loader,
     /// Number of samples that are scored at once.
     pub(crate) micro_batch: usize,
-    /// Time to wait for memory to come back before a batch is split.
-    pub(crate) wait: Duration,
+    /// [`Options::wait`](crate::Options::wait), before a batch is split.
+    pub(crate) wait: Option<Duration>,
 }
 
 impl<T: Task + ?Sized> Evaluation<'_, T> {
@@ -66,27 +66,36 @@ impl<T: Task + ?Sized> Evaluation<'_, T> {
         epoch.take(own.len()).map(|batch| self.score_batch(&batch?)).collect()
     }
 
-    /// The score of a batch. An allocation that fails drops the device's cache and is tried again,
-    /// then with half the samples at a time, down to one.
+    /// The score of a batch. After a failed allocation the batch is tried
+    /// [again](Evaluation::after).
     fn score_batch(&self, batch: &Batch) -> Result<Score> {
-        let score = |part| score_parts(self.task, self.device, &batch.view(), part);
-        let is_out_of_memory = |error: &TrainError| error.out_of_memory().is_some();
-        let mut waiting = Waiting::new(self.wait);
+        let (mut part, mut patience) = (self.micro_batch, Patience::new(self.wait));
         loop {
-            match score(self.micro_batch) {
-                Err(error) if is_out_of_memory(&error) => drop(self.device.allocator().trim()),
-                done => return done,
-            }
-            if !waiting.pause() {
-                break;
+            match score_parts(self.task, self.device, &batch.view(), part) {
+                Err(error) => part = self.after(error, part, &mut patience)?,
+                scored => return scored,
             }
         }
-        let mut part = self.micro_batch;
-        loop {
-            match score(part) {
-                Err(error) if is_out_of_memory(&error) && part > 1 => part = part.div_ceil(2),
-                done => return done,
-            }
+    }
+
+    /// The number of samples to score at once after a failure with `part` samples. Drops the
+    /// device's cache. The number stays the same as long as memory may be there the next time; then
+    /// it is halved, down to one.
+    ///
+    /// # Errors
+    /// `error` itself if it is not out of memory, or after a failure with a single sample.
+    pub(crate) fn after(
+        &self,
+        error: TrainError,
+        part: usize,
+        patience: &mut Patience,
+    ) -> Result<usize> {
+        let Some(failure) = error.out_of_memory() else { return Err(error) };
+        self.device.allocator().trim();
+        match part {
+            part if patience.tries_again(failure) => Ok(part),
+            0 | 1 => Err(error),
+            part => Ok(part.div_ceil(2)),
         }
     }
 }
@@ -105,7 +114,7 @@ pub fn evaluate(
     loader: &Loader,
     micro_batch: usize,
 ) -> Result<Score> {
-    Evaluation { task, device, loader, micro_batch, wait: Duration::ZERO }.score_all()
+    Evaluation { task, device, loader, micro_batch, wait: None }.score_all()
 }
 
 /// The batches in one share of an evaluation. Shares are runs of batches of equal length; if the

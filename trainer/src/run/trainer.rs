@@ -122,7 +122,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     }
 
     /// Sets [`Options::wait`].
-    pub fn set_wait(&mut self, wait: Duration) {
+    pub fn set_wait(&mut self, wait: Option<Duration>) {
         self.options.wait = wait;
     }
 
@@ -152,6 +152,19 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     pub fn position(&self) -> Position {
         let batch = self.in_epoch.map_or(0, |state| state.batch);
         Position { step: self.step, epoch: self.epoch, batch }
+    }
+
+    /// Begins an unfinished epoch again, for data that has changed: its samples are learned twice.
+    pub fn restart_epoch(&mut self) {
+        self.in_epoch = None;
+    }
+
+    /// `Ok` if the loader of `fit` can go on with an unfinished epoch.
+    ///
+    /// # Errors
+    /// `Data` if the data, the batch size or the seed is another one.
+    pub(crate) fn check_place(&self, fit: &Fit<'_>) -> Result<()> {
+        Ok(self.in_epoch.map_or(Ok(()), |state| fit.train.check(state))?)
     }
 
     /// The plan, if one has been made.
@@ -202,8 +215,9 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `DoesNotFit` with the missing bytes and remedies; `Setting` for data without a batch;
     /// `Setting` for impossible knobs, such as parts of a batch whose samples are coupled or that
     /// may not be split, or a fused update by an optimizer that updates all parameters together;
-    /// errors of the data or the model.
+    /// errors of the data or the model; `Data` as for [`Trainer::run`].
     pub fn plan_run(&mut self, fit: &Fit<'_>, options: &PlanOptions) -> Result<Plan> {
+        self.check_place(fit)?;
         self.divide()?;
         let examples = Examples::of(fit)?;
         self.cut_for(&examples)?;
@@ -288,8 +302,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// The shape of a run that begins at the present position.
     pub(crate) fn shape_of(&self, fit: &Fit<'_>) -> RunShape {
-        let goes_on = |state: &LoaderState| fit.train.check(*state).is_ok();
-        let begin = self.in_epoch.filter(goes_on).map_or(0, |state| state.batch);
+        let begin = self.in_epoch.map_or(0, |state| state.batch);
         RunShape::new(&self.device, fit, begin, self.division().evaluation().share())
     }
 

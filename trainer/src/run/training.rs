@@ -48,11 +48,12 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Trains from the present position. Returns the last score of the first set that is evaluated.
     /// Two runs of one epoch each are the same as one run of two epochs. If an epoch is unfinished,
-    /// the run continues with its rest, unless `fit` has another loader. Makes a plan if there is
-    /// none for these shapes, batches and this capacity.
+    /// the run continues with its rest. Makes a plan if there is none for these shapes, batches and
+    /// this capacity.
     ///
     /// # Errors
-    /// `DoesNotFit` before the first step, or if memory was taken away during the run and no
+    /// `Data` if an epoch is unfinished and `fit` has other data, another batch size or another
+    /// seed: [`Trainer::restart_epoch`] begins it again. `DoesNotFit` before the first step, or if memory was taken away during the run and no
     /// smaller plan fits; `NotFinite`; errors of data, model and observers. Committed steps stay,
     /// and the next call continues after them. `Torn` if the device failed while a step was
     /// written, and in all later calls until an earlier state is restored.
@@ -75,8 +76,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             bytes => Some(allocator.charge(Category::Other, bytes).map_err(TensorError::from)?),
         };
         let mut upcoming = Upcoming::new(&self.device, &plan)?;
-        let in_epoch = |state| fit.train.resume(state).ok();
-        let mut rest = self.in_epoch.take().and_then(in_epoch);
+        let mut rest = self.in_epoch.map(|state| fit.train.resume(state)).transpose()?;
         let end = End::of(fit, self.position_of(rest.as_ref()));
         let batches = fit.train.batches_per_epoch();
         if rest.as_ref().is_some_and(|rest| rest.state().batch == batches) {
@@ -143,6 +143,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// The plan of a run. A plan is made unless the present one is for a run of this shape.
     fn plan_of(&mut self, fit: &Fit<'_>) -> Result<Plan> {
         fit.check()?;
+        self.check_place(fit)?;
         self.divide()?;
         if self.is_to_be_cut() {
             self.cut_for(&Examples::of(fit)?)?;
@@ -156,7 +157,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
 
     /// Makes a plan. Waits up to [`Options::wait`](crate::Options::wait) until one fits.
     fn plan_when_it_fits(&mut self, fit: &Fit<'_>) -> Result<Plan> {
-        let mut waiting = Waiting::new(self.options.wait);
+        let mut waiting = Waiting::new(self.options.wait.unwrap_or_default());
         loop {
             match self.plan_run(fit, &PlanOptions::default()) {
                 Err(TrainError::DoesNotFit(_)) if waiting.pause() => {}
@@ -183,6 +184,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         }
         let (step, seconds) = (self.step, started.elapsed().as_secs_f64());
         Ok(EvaluationReport { epoch, ends_epoch, step, scores, seconds })
+    }
+
+    /// The score of everything in `loader`, by all ranks, which all have to call this.
+    ///
+    /// # Errors
+    /// Out of memory with a single sample; errors of the data and the model; `Ranks`.
+    pub fn evaluate_by_all(&mut self, loader: &Loader) -> Result<Score> {
+        let score = self.score(loader, Evaluators::AllRanks);
+        self.told(score)
     }
 
     /// The score of everything in `loader`, on this rank alone or by all ranks, which then all have
@@ -225,7 +235,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         observers: &mut [&mut dyn Observer],
     ) -> Result<StepReport> {
         let view = batch.view();
-        let mut attempts = Attempts::begin(self.step + 1, self.knobs);
+        let mut attempts = Attempts::begin(self.step + 1, self.knobs, self.options.wait);
         // Read before the step: a schedule advances it afterwards.
         let learning_rate = self.optimizer.learning_rate();
         self.admit(&view)?;

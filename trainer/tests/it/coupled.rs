@@ -1,5 +1,7 @@
 //! Batches with coupled samples, and batches that the user forbids to split, are never split.
 
+use std::time::Duration;
+
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_nn::optim::{Lamb, LambOptions};
 use lowtide_trainer::{Fit, MicroBatches, Options, Remedy, Trainer};
@@ -53,6 +55,7 @@ fn check_never_split(couples_samples: bool, micro_batches: MicroBatches) {
     // The recovery does not split after an allocation fails that should not.
     let device = run.device(None);
     let mut failing = trainer(&device);
+    failing.set_wait(Some(Duration::ZERO));
     let ended = run.fit_trainer(&device, &mut failing, |device, step| {
         if step == 3 {
             device.allocator().inject_fault(Fault { nth: 5, repeat: Repeat::Forever });

@@ -1,6 +1,7 @@
 //! Every allocation of a step fails, once or for ever.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_trainer::{Observer, Options, Recovery, Result, StepReport, Training};
@@ -124,6 +125,7 @@ fn check_forever(run: &Run, budget_bytes: Option<usize>, step: usize, nth: u64) 
     let state_hash = trainer.state_hash().expect("cpu");
     let blocks = device.allocator().live_blocks();
     let written = versions(trainer.task_mut());
+    trainer.set_wait(Some(Duration::ZERO));
     device.allocator().inject_fault(Fault { nth, repeat: Repeat::Forever });
 
     let error = trainer.step(&batches.next().expect("two batches")).expect_err("no memory");
@@ -147,6 +149,7 @@ fn run_goes_on_where_it_was_once_memory_is_back() {
     let mut batches = train.epoch(0).map(|batch| batch.expect("readable"));
     trainer.step(&batches.next().expect("two")).expect("undisturbed");
     let batch = batches.next().expect("two");
+    trainer.set_wait(Some(Duration::ZERO));
     device.allocator().inject_fault(Fault { nth: 5, repeat: Repeat::Forever });
     trainer.step(&batch).expect_err("no memory");
     device.allocator().clear_fault();
@@ -179,6 +182,7 @@ fn evaluation_without_memory_is_an_error_that_changes_nothing() {
         let device = run.device(None);
         let mut trainer = run.trainer(&device);
         let (train, test) = run.loaders();
+        trainer.set_wait(Some(Duration::ZERO));
         let mut cut = Cut(&device, nth);
         let error = trainer.fit(&train, &test, 1, &mut [&mut cut]).expect_err("no memory");
         assert!(error.out_of_memory().is_some_and(|ledger| ledger.injected), "{error}");

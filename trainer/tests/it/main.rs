@@ -9,6 +9,7 @@ mod common;
 mod coupled;
 mod devices;
 mod distillation;
+mod fault_matrix;
 mod faults;
 mod files;
 mod fused;

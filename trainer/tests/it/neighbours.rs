@@ -145,7 +145,7 @@ fn memory_that_comes_back_is_waited_for() {
                 thread::sleep(Duration::from_millis(13));
             }
         };
-        let options = Options { wait: Duration::from_secs(30), ..Options::default() };
+        let options = Options { wait: Some(Duration::from_secs(30)), ..Options::default() };
         let found = beside(&run, options, neighbour, &mut Nothing);
         let (hash, reports) = found.unwrap_or_else(|error| panic!("{seed}: {error}"));
         assert_eq!(hash, calm(&run), "{seed}");
@@ -160,7 +160,7 @@ fn memory_that_comes_back_is_waited_for() {
 fn without_a_wait_memory_that_is_gone_ends_the_run_and_nothing_is_lost() {
     let run = run(3);
     let device = run.device(None);
-    let options = Options { wait: Duration::from_millis(120), ..Options::default() };
+    let options = Options { wait: Some(Duration::from_millis(120)), ..Options::default() };
     let mut trainer = run.trainer_with(&device, options);
     let (train, test) = run.loaders();
     struct Take;

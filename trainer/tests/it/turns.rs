@@ -1,5 +1,7 @@
 //! Several models, each with an optimizer and a turn in every step, form one transaction.
 
+use std::time::Duration;
+
 use lowtide_allocator::{Fault, Repeat};
 use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_autograd::{Attempt, Pass, Turn, Var};
@@ -203,6 +205,7 @@ fn step_survives_the_failure_of_any_allocation_of_any_turn() {
             let mut trainer = trainer(&device, options());
             batches[..step].iter().for_each(|batch| drop(trainer.step(batch).expect("memory")));
             let place = format!("allocation {nth} of step {}", step + 1);
+            trainer.set_wait(Some(Duration::ZERO));
             let before = trainer.state_hash().expect("cpu");
             let blocks = device.allocator().live_blocks();
             device.allocator().inject_fault(Fault { nth, repeat: Repeat::Forever });

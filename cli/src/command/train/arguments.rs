@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use lowtide_trainer::observers::CheckpointEvery;
 
+use super::conditions::Conditions;
 use crate::command::planning::PlanningArgs;
 use crate::command::recording::Target;
 use crate::command::{DeviceArgs, RecipeArgs, parse_count};
@@ -15,10 +16,14 @@ use crate::command::{DeviceArgs, RecipeArgs, parse_count};
 pub(in crate::command) struct TrainArgs {
     #[command(flatten)]
     pub(super) recipe: RecipeArgs,
-    /// Resumes the run in DIR after its last checkpoint, or from the checkpoint DIR. Other options
-    /// change the run; --epochs counts from the beginning.
+    /// Resumes the run in DIR after its last checkpoint, or from the checkpoint DIR, with its ranks,
+    /// its budget and its plan. Other options change the run; --epochs counts from the beginning.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["recipe", "plan"])]
     pub(super) resume: Option<PathBuf>,
+    /// Begins an unfinished epoch again, for data or a batch size that has changed: a part of its
+    /// samples is learned twice.
+    #[arg(long, requires = "resume")]
+    pub(super) restart_epoch: bool,
     #[command(flatten)]
     pub(in crate::command) run: RunArgs,
 }
@@ -45,7 +50,8 @@ pub(in crate::command) struct RunArgs {
     #[arg(value_parser = |text: &str| parse_count(text, 1..=10_000))]
     pub(super) keep: u64,
     /// Time to wait for memory after a step ran out of it: 60s, 10min. After that the step keeps
-    /// less, runs in smaller parts, or ends the run.
+    /// less, runs in smaller parts, or ends the run. If absent, a step waits only where memory was
+    /// there all the same, up to 10 seconds.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(in crate::command) wait: Option<Duration>,
     /// A fault drill: makes the N-th device allocation of the training fail once.
@@ -67,6 +73,12 @@ pub(in crate::command) struct RunArgs {
     /// Prints the summary, or the error of the run, as one JSON object.
     #[arg(long)]
     pub(in crate::command) json: bool,
+    /// The conditions of the run that is resumed.
+    #[arg(skip)]
+    pub(super) resumed: Option<Conditions>,
+    /// True if a resumed run goes on with the knobs of its plan.
+    #[arg(skip)]
+    pub(super) keeps_knobs: bool,
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {

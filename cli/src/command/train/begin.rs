@@ -1,8 +1,9 @@
 //! The beginning of a run: data, device, model and plan.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
-use lowtide_data::Loader;
+use lowtide_data::{DataError, Loader};
 use lowtide_ranks::Collectives;
 use lowtide_tensor::Device;
 use lowtide_trainer::{
@@ -157,6 +158,27 @@ impl<'a> Begin<'a> {
         Ok(Parallelism::OF_SHARED_BATCHES.into_iter().find(|&zero| said[0] == [zero as u8]))
     }
 
+    /// The plan of a run that has none: with the knobs that it had before it was resumed, if they
+    /// still fit, or else the fastest.
+    fn plan_freely(
+        &self,
+        capacity: &Capacity,
+        trainer: &mut RecipeTrainer,
+        fit: &Fit<'_>,
+    ) -> Result<(Plan, Option<Process>)> {
+        let resumed = self.arguments.resumed.as_ref().filter(|_| self.arguments.keeps_knobs);
+        if let Some(was) = resumed {
+            match capacity.plan(trainer, fit, &was.knobs.into()) {
+                Err(TrainError::DoesNotFit(_) | TrainError::Ranks(_)) => {
+                    let line = "the plan of the run does not fit any more: it goes on with another";
+                    drop(writeln!(io::stderr(), "note: {line}, maybe to other bits"));
+                }
+                planned => return planned.map_err(advise),
+            }
+        }
+        capacity.plan(trainer, fit, &PlanOptions::default()).map_err(advise)
+    }
+
     fn plan_by(&self, recipe: &Recipe, planning: &PlanningArgs) -> Result<Changed<Planned<'a>>> {
         let changed = planning.first_that_fits(recipe, |recipe, zero| self.plan(recipe, zero));
         // No rank writes anything before every rank is ready.
@@ -185,7 +207,7 @@ impl<'a> Begin<'a> {
             }
             built => built?,
         };
-        trainer.set_wait(arguments.wait.unwrap_or_default());
+        trainer.set_wait(arguments.wait);
         trainer.set_offload(arguments.planning.open_host(&arguments.device)?);
         let fit = recipe.fit(data.train, data.test);
         if trainer.is_to_be_cut() {
@@ -194,16 +216,29 @@ impl<'a> Begin<'a> {
         if let Some(origin) = origin {
             let loaded = trainer.load(&origin.checkpoint).map_err(|error| offer(origin, error));
             agree(stages, loaded)?;
+            if origin.restarts_epoch {
+                trainer.restart_epoch();
+            }
         }
         let rest = rest_of(recipe, origin, &fit, trainer.position())?;
         let planned_for = rest.as_ref().unwrap_or(&fit);
         let (plan, process) = match plan_file {
             Some(file) => capacity
                 .plan_by(&mut trainer, planned_for, |trainer| file.follow(trainer, planned_for))?,
-            None => capacity.plan(&mut trainer, planned_for, &PlanOptions::default())?,
+            None => self.plan_freely(&capacity, &mut trainer, planned_for)?,
         };
         Ok(Planned { trainer, rest, process, plan })
     }
+}
+
+/// Adds to the refusal of a loader how the run can go on.
+fn advise(error: TrainError) -> TrainError {
+    let TrainError::Data(mismatch @ DataError::StateMismatch { .. }) = error else { return error };
+    let problem = format!(
+        "{mismatch}: the data is not that of the unfinished epoch; --restart-epoch begins the \
+         epoch again, and learns a part of it twice"
+    );
+    TrainError::Setting { place: "--resume".to_owned(), problem }
 }
 
 /// The remaining steps of a run after `position`; `None` if only its end is missing.

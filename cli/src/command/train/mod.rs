@@ -2,6 +2,7 @@
 
 mod arguments;
 mod begin;
+mod conditions;
 mod running;
 mod summary;
 
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 pub(super) use arguments::{RunArgs, TrainArgs};
 use begin::{Planned, offer, with_planned};
+pub(super) use conditions::Conditions;
 use running::{Run, Sets};
 use summary::{LABEL_COLUMNS, Outcome, summary_json};
 
@@ -32,14 +34,20 @@ use crate::report;
 use crate::run_dir::{RunDir, Summary};
 
 pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
-    let origin = arguments.resume.as_deref().map(Origin::find).transpose()?;
-    let recipe = match &origin {
-        Some(origin) => {
-            arguments.recipe.load_saved(&origin.checkpoint).map_err(|e| offer(origin, e))?
-        }
-        None => arguments.recipe.load()?,
+    let Some(path) = &arguments.resume else {
+        return run_recipe(arguments.recipe.load()?, None, &arguments.run);
     };
-    run_recipe(recipe, origin.as_ref(), &arguments.run)
+    let mut origin = Origin::find(path)?;
+    origin.restarts_epoch = arguments.restart_epoch;
+    let [saved, recipe] =
+        arguments.recipe.load_saved(&origin.checkpoint).map_err(|e| offer(&origin, e))?;
+    let mut going_on = arguments.run.clone();
+    if let Some(conditions) = &origin.conditions {
+        going_on = arguments.run.going_on(conditions);
+        going_on.keeps_knobs &= recipe.has_steps_of(&saved);
+        conditions.tell_changed_files(&recipe);
+    }
+    run_recipe(recipe, Some(&origin), &going_on)
 }
 
 /// Trains a recipe, or resumes its run, and prints the summary.
@@ -111,7 +119,7 @@ impl Ended {
             let trace = arguments.trace.as_ref().map(Output::open).transpose()?;
             let out = arguments.out.as_deref();
             let staging = match origin {
-                Some(origin) => Staging::resume(&origin.run_dir, out)?,
+                Some(origin) => Staging::resume(origin, out)?,
                 None => Staging::new(out, recipe.name())?,
             };
             let interrupt = Interrupt::listen()?;
@@ -181,9 +189,12 @@ fn follow(
 ) -> Result<()> {
     recipe.train.checkpoint_every = None;
     let arguments = RunArgs { checkpoint_every: None, ..arguments.clone() };
-    with_planned(recipe, origin, &arguments, Some(ranks), |_, changed, _| {
+    with_planned(recipe, origin, &arguments, Some(ranks), |_, changed, test| {
         let Planned { mut trainer, rest, .. } = changed.planned;
-        rest.map_or(Ok(()), |rest| trainer.run(&rest, &mut []).map(drop))?;
+        match rest {
+            Some(rest) => trainer.run(&rest, &mut [])?,
+            None => trainer.evaluate_by_all(test)?,
+        };
         trainer.leave()
     })
 }

@@ -8,11 +8,12 @@ use lowtide_data::Loader;
 use lowtide_tensor::Device;
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use lowtide_trainer::{
-    CheckpointFolder, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Progress, Result, Score,
-    Training, metric_values, partial_of,
+    CheckpointFolder, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Progress, Result,
+    RunNotes, Score, metric_values, partial_of,
 };
 
 use super::arguments::RunArgs;
+use super::conditions::Conditions;
 use super::summary::facts;
 use crate::command::DeviceArgs;
 use crate::command::interrupt::Interrupt;
@@ -71,8 +72,9 @@ impl Run<'_> {
             Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
             None => Metrics::create(&files.metrics())?,
         };
-        NewFile::write(&files.recipe(), &text)?;
-        let mut observers = self.observers(metrics, text, &device)?;
+        let conditions = Conditions::of(recipe, arguments, self.zero, plan);
+        files.write_recipe(&text, &conditions.id)?;
+        let mut observers = self.observers(metrics, text, &conditions, &device)?;
         // Room for the files at the end is reserved before the first step. On an error this room is
         // released before a checkpoint in progress is finished.
         let mut last_files = LastFiles::new(files, trainer)?;
@@ -95,13 +97,22 @@ impl Run<'_> {
     }
 
     /// Opens all files that are written during the run.
-    fn observers(&self, metrics: Metrics, text: String, device: &Device) -> Result<Observers> {
+    fn observers(
+        &self,
+        metrics: Metrics,
+        text: String,
+        conditions: &Conditions,
+        device: &Device,
+    ) -> Result<Observers> {
         let &Run { arguments, recipe, files, .. } = self;
         // Without an interval there is at most one checkpoint, after an interrupt.
         let never = CheckpointEvery::Steps(u64::MAX);
         let folder = CheckpointFolder::new(&files.checkpoints())
             .keep_last(arguments.keep as usize)
-            .with_recipe(&text);
+            .with_notes(RunNotes {
+                recipe: Some(text.clone()),
+                run: Some(serde_json::to_value(conditions).expect("plain values")),
+            });
         let every = recipe.train.checkpoint_every;
         let mut checkpoints = Checkpoints::new(folder, every.unwrap_or(never));
         if every.is_some() {
@@ -137,8 +148,9 @@ impl Run<'_> {
             Some(rest) => trainer.run(rest, &mut all)?,
             // Only the end of the run is missing.
             None => {
+                let score = trainer.evaluate_by_all(test)?;
                 all.iter_mut().try_for_each(|observer| observer.on_end(trainer))?;
-                trainer.evaluate(test)?
+                score
             }
         };
         if self.recipe.train.checkpoint_every.is_some() || interrupt.came() {

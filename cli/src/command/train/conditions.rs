@@ -1,0 +1,134 @@
+//! The conditions under which a run goes on to the same bits: how it is divided, its budget, its
+//! plan, and the files that it reads. Each of its checkpoints has them.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use lowtide_trainer::{Knobs, Parallelism, Plan};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::arguments::RunArgs;
+use crate::fingerprint::Fingerprint;
+use crate::human::format_bytes;
+use crate::recipe::Recipe;
+
+/// The conditions of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::command) struct Conditions {
+    /// Names the training: equal for runs that began with the same recipe and the same files. A
+    /// run that is resumed keeps it.
+    pub(in crate::command) id: String,
+    pub(super) ranks: usize,
+    pub(super) zero: Parallelism,
+    /// `--budget`, if it was given.
+    pub(super) budget_bytes: Option<usize>,
+    /// `--process-budget`, if it was given.
+    pub(super) process_budget_bytes: Option<usize>,
+    /// `--offload-budget`, if it was given.
+    pub(super) offload_budget_bytes: Option<usize>,
+    pub(super) tf32: bool,
+    /// The knobs of the first rank's plan.
+    pub(super) knobs: Knobs,
+    /// The files and folders of the data and of pretrained weights.
+    pub(super) files: BTreeMap<String, Fingerprint>,
+}
+
+impl Conditions {
+    /// The conditions of a run of `recipe` that begins or goes on with these arguments.
+    pub(super) fn of(
+        recipe: &Recipe,
+        arguments: &RunArgs,
+        zero: Parallelism,
+        plan: &Plan,
+    ) -> Conditions {
+        let paths = recipe.paths();
+        // A file that cannot be read now is an error where it is opened.
+        let read = |path: &std::path::PathBuf| {
+            Some((path.display().to_string(), Fingerprint::of(path).ok()?))
+        };
+        let files: BTreeMap<_, _> = paths.iter().filter_map(read).collect();
+        let id = match &arguments.resumed {
+            Some(resumed) => resumed.id.clone(),
+            None => {
+                let files = serde_json::to_string(&files).expect("plain values");
+                format!("{:016x}", xxh3_64((recipe.to_toml() + &files).as_bytes()))
+            }
+        };
+        Conditions {
+            id,
+            ranks: arguments.planning.rank_count(),
+            zero,
+            budget_bytes: arguments.device.budget(),
+            process_budget_bytes: arguments.device.process_bytes(),
+            offload_budget_bytes: arguments.planning.offload_budget,
+            tf32: arguments.device.tf32,
+            knobs: plan.knobs,
+            files,
+        }
+    }
+
+    /// Prints a line on the error stream for each file that is another one than when the run began,
+    /// or is gone.
+    pub(super) fn tell_changed_files(&self, recipe: &Recipe) {
+        for path in recipe.paths() {
+            let Some(before) = self.files.get(&path.display().to_string()) else { continue };
+            let Ok(now) = Fingerprint::of(&path) else { continue };
+            if let Some(difference) = before.difference(&now) {
+                let path = path.display();
+                note(&format!("{path} is not what the run began with: {difference}"));
+            }
+        }
+    }
+}
+
+impl RunArgs {
+    /// These arguments for a run that is resumed: what the user does not give is as it was. Prints
+    /// a line on the error stream for each difference that changes the bits.
+    pub(super) fn going_on(&self, was: &Conditions) -> RunArgs {
+        let mut own = self.clone();
+        let RunArgs { device, planning, resumed, .. } = &mut own;
+        let mut is_same = true;
+        let mut differ = |name: &str, was: String, is: String| {
+            if was != is {
+                note(&format!("{name} is {is}, and was {was}: the run may go on to other bits"));
+                is_same = false;
+            }
+        };
+        let ranks = planning.ranks_or(was.ranks);
+        differ("--ranks", was.ranks.to_string(), ranks.to_string());
+        if planning.divided().is_none() && ranks == was.ranks && ranks > 1 {
+            planning.zero = Some(was.zero);
+        }
+        if let Some(zero) = planning.divided().filter(|_| ranks > 1) {
+            differ("the division", name_of(was.zero), name_of(zero));
+        }
+        let budgets = [device.budget(), device.process_bytes()];
+        if budgets == [None; 2] {
+            device.budgets.extend(was.budget_bytes);
+            device.process_budget = was.process_budget_bytes;
+        }
+        let bytes = |bytes: Option<usize>| {
+            bytes.map_or_else(|| "not given".to_owned(), |bytes| format_bytes(bytes as u64))
+        };
+        differ("--budget", bytes(was.budget_bytes), bytes(device.budget()));
+        differ("--process-budget", bytes(was.process_budget_bytes), bytes(device.process_bytes()));
+        planning.offload_budget = planning.offload_budget.or(was.offload_budget_bytes);
+        device.tf32 |= was.tf32;
+        *resumed = Some(Conditions { knobs: was.knobs, ..was.clone() });
+        own.keeps_knobs = is_same;
+        own
+    }
+}
+
+/// The name of a division, as a plan says it.
+fn name_of(zero: Parallelism) -> String {
+    serde_json::to_value(zero)
+        .ok()
+        .and_then(|name| Some(name.as_str()?.to_owned()))
+        .unwrap_or_default()
+}
+
+fn note(line: &str) {
+    drop(writeln!(io::stderr(), "note: {line}"));
+}
