@@ -10,7 +10,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lowtide_trainer::{Knobs, NewFile, Parallelism, Result, TrainError, sync_path};
+use lowtide_trainer::{
+    Fingerprint, Knobs, NewFile, Parallelism, Result, TrainError, sync_path,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::run_lock::RunLock;
@@ -85,6 +87,22 @@ pub struct Summary {
     pub seconds: f64,
     /// Hash of parameters, optimizer state, step counts and loss scale.
     pub final_state_hash: String,
+    /// Length and checksum of the file of the trained parameters; absent in older runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_file: Option<Fingerprint>,
+    /// Samples of the weights of the base that are in no file of the run, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_files: Option<Fingerprint>,
+}
+
+/// The part of a summary that identifies the files of the model. Other members may be those of an
+/// older or a later version.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ModelFiles {
+    /// [`Summary::model_file`].
+    model_file: Option<Fingerprint>,
+    /// [`Summary::base_files`].
+    pub(crate) base_files: Option<Fingerprint>,
 }
 
 fn one() -> usize {
@@ -150,9 +168,44 @@ impl RunDir {
         &self.0
     }
 
-    /// The file of the trained parameters.
+    /// The file of the trained parameters. The summary has its checksum.
     pub fn model(&self) -> PathBuf {
         self.0.join("model.safetensors")
+    }
+
+    /// The file of the trained parameters, after a check that it is the file that the run wrote. A
+    /// folder without a summary, and the summary of an older run, have nothing to check it by.
+    ///
+    /// # Errors
+    /// `Setting` if the file has changed, or for an unreadable summary; `File`.
+    pub(crate) fn checked_model(&self) -> Result<PathBuf> {
+        let path = self.model();
+        let Some(written) = self.model_files()?.model_file else { return Ok(path) };
+        let found = Fingerprint::of_file(&path)?;
+        if found == written {
+            return Ok(path);
+        }
+        let problem = format!(
+            "is not the file that the run wrote, it has {found} instead of {written}: put a copy \
+             of that file here, or use this one by removing \"model_file\" from summary.json"
+        );
+        Err(TrainError::Setting { place: path.display().to_string(), problem })
+    }
+
+    /// The fingerprints of the model's files; none if there is no summary.
+    ///
+    /// # Errors
+    /// `Setting` for an unreadable summary; `File`.
+    pub(crate) fn model_files(&self) -> Result<ModelFiles> {
+        let path = self.summary();
+        match read_regular(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| TrainError::Setting {
+                place: path.display().to_string(),
+                problem: format!("is damaged, so the model cannot be checked by it: {error}"),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ModelFiles::default()),
+            Err(source) => Err(TrainError::File { path, source }),
+        }
     }
 
     /// The file of metrics, one JSON object per step and evaluation.
@@ -274,6 +327,14 @@ impl RunDir {
         // Also removes other files that a killed process has left there.
         unless_gone(fs::remove_dir_all(complete.path())).map_err(file(complete.path()))
     }
+}
+
+/// The bytes of a file. A pipe is not opened, because opening would wait for a writer.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    fs::read(path)
 }
 
 /// A function that moves a file or folder and replaces an existing one.

@@ -23,4 +23,4 @@ pub use models::{
     Bert, BertConfig, BertHead, BertInput, BertShape, ResNet, ResNetConfig, ResNetShape, T5,
     T5Config, T5Shape, ViT, ViTConfig, ViTShape,
 };
-pub use weights::{Stored, load, load_body, save};
+pub use weights::{Stored, load, load_body, save, weight_files};

@@ -24,6 +24,7 @@ pub use lowtide_tensor as tensor;
 
 pub use error::{DoesNotFit, Remedy, Result, TrainError};
 pub use files::checkpoint_folder::{CheckpointFolder, checkpoints_in, take_over_checkpoints};
+pub use files::fingerprint::Fingerprint;
 pub use files::snapshot::{RunNotes, Snapshot};
 pub use files::trained_state::TrainedState;
 pub use options::{MicroBatches, NonFinite, Options};

@@ -103,7 +103,7 @@ impl Evaluated {
         if let Some(process) = process {
             process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
         }
-        lowtide_nn::load(&mut TrainedState::of(&mut task), &run_dir.model())?;
+        recipe.read_model(run_dir, &mut TrainedState::of(&mut task))?;
         let stored_bytes = model_bytes(&mut *task);
         if let Some(bits) = bits {
             quantize_all(task.parameters(), bits.format())?;

@@ -110,9 +110,9 @@ impl Trained {
         let ModelRecipe::Pretrained(of_recipe) = &recipe.model else { return Err(wrong()) };
         let mut model = recipe.pretrained(device)?.ok_or_else(wrong)?;
         if of_recipe.fresh {
-            lowtide_nn::load(&mut model, &run_dir.model())?;
+            recipe.read_model(run_dir, &mut model)?;
         } else {
-            lowtide_nn::load(&mut TrainedState::without_frozen(&mut model), &run_dir.model())?;
+            recipe.read_model(run_dir, &mut TrainedState::without_frozen(&mut model))?;
         }
         let (lora, base) = (of_recipe.lora.clone(), of_recipe.folder.display().to_string());
         Ok(Trained { config: Config::open(&of_recipe.folder)?, model, lora, base })

@@ -45,9 +45,10 @@ impl DistillRecipe {
         samples: Samples,
     ) -> Result<Box<dyn Task>> {
         let run_dir = RunDir::open(&self.teacher)?;
-        let mut teacher = Recipe::of_run(&run_dir)?.task(device, samples)?;
+        let recipe = Recipe::of_run(&run_dir)?;
+        let mut teacher = recipe.task(device, samples)?;
         if !device.is_simulated() {
-            lowtide_nn::load(&mut TrainedState::of(&mut teacher), &run_dir.model())?;
+            recipe.read_model(&run_dir, &mut TrainedState::of(&mut teacher))?;
         }
         Ok(Box::new(Distillation::new(student, teacher, self.options())?))
     }

@@ -13,6 +13,7 @@ mod paths;
 mod preference;
 mod pretrained;
 mod prune;
+mod run_model;
 mod schedule;
 mod shipped;
 mod stored;

@@ -295,7 +295,7 @@ impl Recipe {
 }
 
 /// The configuration in a folder, or of a published model whose files are not here.
-fn found(folder: &Path) -> Result<Config> {
+pub(super) fn found(folder: &Path) -> Result<Config> {
     match Config::open(folder) {
         Err(error @ PretrainedError::NotFound { .. }) => {
             let published = folder.to_str().map(Config::published).transpose()?.flatten();

@@ -43,7 +43,7 @@ impl PruneRecipe {
         let options = ChannelOptions { fraction, groups, ..ChannelOptions::default() };
         let left = prune::left(model, &options)?;
         if let Some(run) = run.as_ref().filter(|_| !is_simulated) {
-            prune::load(model, &RunDir::open(run)?.model())?;
+            prune::load(model, &RunDir::open(run)?.checked_model()?)?;
         }
         prune::keep(model, options.norm, &left)?;
         Ok(())

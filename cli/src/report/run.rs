@@ -183,7 +183,8 @@ pub(super) fn duration(seconds: f64) -> String {
 /// True if a member of the summary is not shown by a curve and fits into a line.
 fn is_own_figure(name: &str) -> bool {
     const OF_CURVES: [&str; 5] = ["epochs", "retried_steps", "seconds", "steps", "train_loss_last"];
-    !OF_CURVES.contains(&name) && name != "product_kernels"
+    const OF_FILES: [&str; 3] = ["base_files", "model_file", "product_kernels"];
+    !OF_CURVES.contains(&name) && !OF_FILES.contains(&name)
 }
 
 /// A member of the summary as text.

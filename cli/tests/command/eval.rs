@@ -93,3 +93,54 @@ fn runs_with_broken_files_are_refused() {
     place.write("run/model.safetensors", &model);
     place.run("eval run").check_done();
 }
+
+#[test]
+fn model_that_is_not_the_file_of_its_run_is_refused_wherever_it_is_read() {
+    let place = trained();
+    place.write("taught.toml", format!("{SMALL}\n[distill]\nteacher = \"run\"\n"));
+    place.write("pruned.toml", format!("{SMALL}\n[prune]\nrun = \"run\"\n"));
+    let model = place.read("run/model.safetensors");
+    let mut flipped = model.clone();
+    // A bit of the exponent of the last weight.
+    *flipped.last_mut().expect("a weight") ^= 0x40;
+    place.write("run/model.safetensors", &flipped);
+    let before = place.files("run");
+    for command in [
+        "eval run",
+        "eval run --bits int8",
+        "shrink run --out x",
+        "train taught.toml --out x",
+        "train pruned.toml --out x",
+    ] {
+        let words = ["run/model.safetensors", "is not the file that the run wrote", "XXH3"];
+        place.run(command).check_refused(1, &words);
+        assert!(!place.path("x").exists(), "{command}");
+    }
+    assert_eq!(place.files("run"), before);
+    place.write("run/model.safetensors", &model);
+    place.run("eval run").check_done();
+}
+
+#[test]
+fn model_of_a_run_that_names_no_checksum_is_read_unchecked() {
+    let place = trained();
+    let mut model = place.read("run/model.safetensors");
+    *model.last_mut().expect("a weight") ^= 0x40;
+    place.write("run/model.safetensors", model);
+    place.run("eval run").check_refused(1, &["is not the file that the run wrote"]);
+    // Earlier versions wrote such a summary.
+    let mut summary = place.json("run/summary.json");
+    let written = summary.as_object_mut().expect("an object").remove("model_file");
+    assert_eq!(written.expect("of this version")["bytes"].as_u64(), Some(model_bytes(&place)));
+    place.write("run/summary.json", summary.to_string());
+    place.run("eval run").check_done();
+    place.write("run/summary.json", "{");
+    place.run("eval run").check_refused(1, &["summary.json", "is damaged"]);
+    // A failed run leaves a model without a summary.
+    fs::remove_file(place.path("run/summary.json")).expect("it was there");
+    place.run("eval run").check_done();
+}
+
+fn model_bytes(place: &Place) -> u64 {
+    place.read("run/model.safetensors").len() as u64
+}

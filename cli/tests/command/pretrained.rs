@@ -284,6 +284,52 @@ fn a_model_in_few_bits_is_trained_beside_from_its_files() {
     place.run("export llama other --type q8_0").check_refused(1, &["--type", "nf4"]);
 }
 
+/// Changes the file `name` by one bit.
+fn flip(place: &Place, name: &str) {
+    let mut bytes = place.read(name);
+    *bytes.last_mut().expect("a weight") ^= 0x80;
+    place.write(name, bytes);
+}
+
+#[test]
+fn other_weights_of_the_base_of_adapters_are_noted_and_other_adapters_are_refused() {
+    let place = place();
+    let options = "--seq 16 --batch 8 --epochs 1 --quiet";
+    place.run(&format!("finetune llama texts.jsonl --lora 4 {options} --out run")).check_done();
+    place.run(&format!("finetune llama texts.jsonl {options} --out whole")).check_done();
+    let commands = |run: &str, out: &str| {
+        [
+            format!("eval {run}"),
+            format!("generate {run} --prompt after --tokens 2"),
+            format!("export {run} {run}{out}"),
+            format!("export {run} {run}{out}.gguf --format gguf"),
+        ]
+    };
+    let check = |run: &str, out: &str, note: &str| {
+        for command in commands(run, out) {
+            let outcome = place.run(&command);
+            assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note), "{command}");
+        }
+    };
+    check("run", "-same", "");
+    flip(&place, "llama/model.safetensors");
+    let note = "lowtide: note: the weights in llama are not those that run was trained beside: \
+                with them it gives other results\n";
+    check("run", "-other", note);
+    // All weights of this run are in its own file.
+    check("whole", "-other", "");
+    flip(&place, "llama/model.safetensors");
+    check("run", "-again", "");
+
+    flip(&place, "run/model.safetensors");
+    let before = place.list(".");
+    for command in commands("run", "-lost") {
+        let words = ["run/model.safetensors", "is not the file that the run wrote"];
+        place.run(&command).check_refused(1, &words);
+    }
+    assert_eq!(place.list("."), before);
+}
+
 #[test]
 fn a_model_is_trained_from_its_configuration_alone() {
     let place = place();

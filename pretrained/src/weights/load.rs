@@ -98,14 +98,23 @@ fn tensors_of(model: &mut (impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
     tensors
 }
 
+/// The files with the weights of the model in `folder`: `model.safetensors`, or the files that
+/// `model.safetensors.index.json` lists.
+///
+/// # Errors
+/// `File`, `Json`, and `Entry` for an index that does not list files beside it.
+pub fn weight_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+    let folder = folder.as_ref();
+    let (one, index) = (folder.join(FILE), folder.join(INDEX));
+    let has_shards = index.is_file() && !one.is_file();
+    if has_shards { shards(folder, &index) } else { Ok(vec![one]) }
+}
+
 /// The mapped files of a folder. They must stay as they are while they are mapped.
 #[expect(unsafe_code, reason = "the one place of this crate that maps files")]
 fn open(folder: &Path) -> Result<Vec<(PathBuf, MappedFile)>> {
-    let (one, index) = (folder.join(FILE), folder.join(INDEX));
-    let has_shards = index.is_file() && !one.is_file();
-    let paths = if has_shards { shards(folder, &index)? } else { vec![one] };
-    paths
-        .into_iter()
+    let files = weight_files(folder)?.into_iter();
+    files
         // SAFETY: this crate changes no file in place, and its documentation asks the same of
         // others. The bytes become numbers, of which every bit pattern is valid, and a header that
         // is parsed into values of its own.

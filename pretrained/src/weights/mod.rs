@@ -8,5 +8,5 @@ mod save;
 
 pub use layout::Stored;
 pub(crate) use load::load_by_parts;
-pub use load::{load, load_body};
+pub use load::{load, load_body, weight_files};
 pub use save::save;

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod checkpoint_folder;
+pub(crate) mod fingerprint;
 pub(crate) mod new_file;
 pub(crate) mod reserve;
 pub(crate) mod snapshot;

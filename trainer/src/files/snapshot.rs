@@ -14,9 +14,9 @@ use lowtide_amp::LossScalerState;
 use lowtide_data::LoaderState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, TrainError};
+use crate::files::fingerprint::{Fingerprint, checksum};
 use crate::files::new_file::sync_path;
 
 pub(crate) const MODEL: &str = "model.safetensors";
@@ -170,24 +170,6 @@ impl Snapshot {
         }
         File::open(folder)?.sync_all()
     }
-}
-
-/// The length and the hash that a file has to have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Fingerprint {
-    bytes: u64,
-    xxh3: String,
-}
-
-impl Fingerprint {
-    fn of(bytes: &[u8]) -> Fingerprint {
-        Fingerprint { bytes: bytes.len() as u64, xxh3: checksum(bytes) }
-    }
-}
-
-fn checksum(bytes: &[u8]) -> String {
-    format!("{:016x}", xxh3_64(bytes))
 }
 
 /// A saved training, in memory or on disk.

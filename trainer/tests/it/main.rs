@@ -12,6 +12,7 @@ mod distillation;
 mod fault_matrix;
 mod faults;
 mod files;
+mod fingerprints;
 mod fused;
 mod globs;
 mod goes_on;

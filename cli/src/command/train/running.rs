@@ -8,8 +8,8 @@ use lowtide_data::Loader;
 use lowtide_tensor::Device;
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use lowtide_trainer::{
-    CheckpointFolder, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Progress, Result,
-    RunNotes, Score, metric_values, partial_of,
+    CheckpointFolder, Fingerprint, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Progress,
+    Result, RunNotes, Score, metric_values, partial_of,
 };
 
 use super::arguments::RunArgs;
@@ -68,6 +68,8 @@ impl Run<'_> {
         let &Run { arguments, recipe, plan, files, .. } = self;
         let device = trainer.device().clone();
         let text = recipe.to_toml();
+        // Read before the first step: a base that is gone at the end does not end the run.
+        let base_files = recipe.base_files()?;
         let metrics = match self.metrics {
             Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
             None => Metrics::create(&files.metrics())?,
@@ -82,7 +84,8 @@ impl Run<'_> {
         last_files.save_model(trainer)?;
 
         let report = &mut observers.report;
-        let summary = self.summary(trainer, trained, report.run().last("loss"))?;
+        let train_loss_last = report.run().last("loss");
+        let summary = self.summary(trainer, trained, train_loss_last, base_files)?;
         let computer = arguments.device.describe(&device);
         report.run_mut().facts = facts(recipe, plan, &summary, &computer);
         report.write_if_room()?;
@@ -167,8 +170,9 @@ impl Run<'_> {
         trainer: &mut RecipeTrainer,
         Trained { score, seconds, allocations }: Trained,
         train_loss_last: Option<f64>,
+        base_files: Option<Fingerprint>,
     ) -> Result<Summary> {
-        let &Run { arguments, numerics, zero, plan, process, .. } = self;
+        let &Run { arguments, numerics, zero, plan, process, files, .. } = self;
         let device = trainer.device().clone();
         let statistics = device.allocator().statistics();
         let values = metric_values(&[("test".to_owned(), score)]);
@@ -195,6 +199,8 @@ impl Run<'_> {
             allocations,
             seconds,
             final_state_hash: format!("{:016x}", trainer.state_hash()?),
+            model_file: Some(Fingerprint::of_file(&files.model())?),
+            base_files,
         })
     }
 }
