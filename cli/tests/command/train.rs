@@ -176,6 +176,25 @@ fn run_that_is_not_finite_ends_at_once_and_leaves_the_earlier_run() {
 }
 
 #[test]
+fn run_that_ends_with_a_loss_that_is_nan_leaves_the_earlier_run() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1", "run");
+    let earlier = place.files("run");
+    // All steps but the first are skipped, fewer than the loss scaler allows in a row.
+    let optimizer = "[optimizer]\nkind = \"adam\"\nlearning_rate = 1e30\n";
+    place.write("half.toml", format!("{SMALL}{optimizer}[train]\nprecision = \"f16\"\n"));
+    let half = "train half.toml --epochs 3 --checkpoint-every 6steps --out run --json";
+    let words = ["the loss of the evaluation after step 18 is NaN", "learning rate"];
+    place.run(half).check_failed(1, &words);
+    assert_eq!(place.files("run"), earlier);
+    // The checkpoint of the last step is no way around it.
+    place.run("train --resume run --quiet").check_failed(1, &words);
+    assert_eq!(place.files("run"), earlier);
+    place.run(&format!("{half} --set train.non_finite=ignore")).check_done();
+}
+
+#[test]
 fn keys_set_on_the_command_line_are_those_of_a_file() {
     let place = Place::new();
     let optimizer = "[optimizer]\nkind = \"sgd\"\nlearning_rate = 0.1\nmomentum = 0.5\n";

@@ -1,5 +1,6 @@
 //! Running a training: the loop, its observers, and its evaluations.
 
+pub(crate) mod ending;
 pub(crate) mod evaluation;
 pub(crate) mod fit;
 pub(crate) mod hooks;

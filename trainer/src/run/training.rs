@@ -53,10 +53,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     ///
     /// # Errors
     /// `Data` if an epoch is unfinished and `fit` has other data, another batch size or another
-    /// seed: [`Trainer::restart_epoch`] begins it again. `DoesNotFit` before the first step, or if memory was taken away during the run and no
-    /// smaller plan fits; `NotFinite`; errors of data, model and observers. Committed steps stay,
-    /// and the next call continues after them. `Torn` if the device failed while a step was
-    /// written, and in all later calls until an earlier state is restored.
+    /// seed: [`Trainer::restart_epoch`] begins it again. `DoesNotFit` before the first step, or if
+    /// memory was taken away during the run and no smaller plan fits; `NotFinite`, also at the
+    /// [end](Trainer::check_end); errors of data, model and observers. Committed steps stay, and
+    /// the next call continues after them. `Torn` if the device failed while a step was written,
+    /// and in all later calls until an earlier state is restored.
     pub fn run(&mut self, fit: &Fit<'_>, observers: &mut [&mut dyn Observer]) -> Result<Score> {
         let score = self.run_silently(fit, observers);
         self.told(score)
@@ -136,6 +137,7 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let report = self.evaluate_sets(fit, self.epoch, true)?;
             score = report.scores.first().map_or_else(Score::default, |(_, s)| s.clone());
         }
+        self.check_end(end.step, &score)?;
         observers.iter_mut().try_for_each(|observer| observer.on_end(&mut *self))?;
         Ok(score)
     }

@@ -1,19 +1,19 @@
-//! The error of a step whose loss or gradients are not finite.
+//! The error of a step whose loss or gradients are not finite, and of a run that ends so.
 
 use std::fmt;
 
 use lowtide_autograd::Anomaly;
 use thiserror::Error;
 
-/// A step that was not committed, because its loss or a gradient is not finite. Everything is as
-/// before the step.
+/// A step that was not committed, because its loss or a gradient is not finite: everything is as
+/// before the step. Or the end of a run that has learned nothing finite.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub struct NotFinite {
-    /// The step, counted from 1.
+    /// The step, counted from 1; at the end of a run, its last step.
     pub step: u64,
     /// The value that is not finite.
     pub what: NotFiniteWhat,
-    /// Mean loss of the logical batch.
+    /// Mean loss of the logical batch; at the end of a run, of the last evaluation.
     pub loss: f64,
     /// Indices in the data set of samples whose own loss is not finite; empty if no single sample
     /// is to blame.
@@ -22,7 +22,7 @@ pub struct NotFinite {
     pub anomaly: Option<Anomaly>,
 }
 
-/// A value of a step that is not finite.
+/// A value of a step, or of the end of a run, that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotFiniteWhat {
@@ -35,11 +35,13 @@ pub enum NotFiniteWhat {
         /// Number of steps skipped in a row.
         skipped: u64,
     },
-    /// The loss or gradients of more steps in a row than may be skipped.
+    /// The loss or gradients of more steps in a row than may be skipped, or of all steps of a run.
     Skipped {
         /// Number of steps skipped in a row.
         skipped: u64,
     },
+    /// The loss of a run's last evaluation.
+    Score,
 }
 
 impl NotFinite {
@@ -52,18 +54,22 @@ impl NotFinite {
 impl fmt::Display for NotFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NotFinite { step, what, loss, samples, anomaly } = self;
-        write!(f, "step {step} was not committed: ")?;
-        match what {
-            NotFiniteWhat::Loss => write!(f, "the loss is {loss}")?,
-            NotFiniteWhat::Gradient => write!(f, "a gradient is not finite")?,
-            NotFiniteWhat::ScaledGradients { skipped } => write!(
-                f,
-                "{skipped} steps in a row had gradients that are not finite, at any loss scale"
-            )?,
-            NotFiniteWhat::Skipped { skipped } => {
-                write!(f, "{skipped} steps in a row were not finite and skipped")?;
+        let in_a_row = |skipped: &u64| format!("{skipped} steps in a row");
+        let problem = match what {
+            NotFiniteWhat::Loss => format!("the loss is {loss}"),
+            NotFiniteWhat::Gradient => "a gradient is not finite".to_owned(),
+            NotFiniteWhat::ScaledGradients { skipped } => {
+                in_a_row(skipped) + " had gradients that are not finite, at any loss scale"
             }
-        }
+            NotFiniteWhat::Skipped { skipped } => {
+                in_a_row(skipped) + " were not finite and skipped"
+            }
+            NotFiniteWhat::Score => {
+                write!(f, "the loss of the evaluation after step {step} is {loss}")?;
+                return write!(f, ": a smaller learning rate may keep it finite");
+            }
+        };
+        write!(f, "step {step} was not committed: {problem}")?;
         match samples.as_slice() {
             [] => {}
             [sample] => write!(f, "; so is that of sample {sample} alone")?,

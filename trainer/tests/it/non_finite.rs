@@ -4,9 +4,12 @@ use lowtide_amp::{LossScaler, LossScalerOptions};
 use lowtide_autograd::Phase;
 use lowtide_data::{InMemory, Loader, LoaderOptions, Sequential};
 use lowtide_tensor::RandomKey;
-use lowtide_trainer::{NonFinite, NotFinite, NotFiniteWhat, Options, Task, TrainError, Trainer};
+use lowtide_trainer::{
+    Flow, NonFinite, NotFinite, NotFiniteWhat, Observer, Options, StepReport, Task, TrainError,
+    Trainer, Training,
+};
 
-use crate::common::{Run, first_batch, labelled};
+use crate::common::{Run, first_batch, labelled, values};
 
 /// Eight images in batches of four; the sixth image contains this pixel.
 fn with_pixel(pixel: f32) -> Loader {
@@ -130,4 +133,57 @@ fn scaler_that_never_finds_a_scale_ends_the_run() {
     };
     assert_eq!((skipped, error.what), (50, NotFiniteWhat::ScaledGradients { skipped: 51 }));
     assert!(!trainer.step(&first_batch(&labelled(&[0; 4], 4))).expect("finite").skipped);
+}
+
+/// An observer that stops a run after its first step.
+struct StopAtOnce;
+
+impl Observer for StopAtOnce {
+    fn on_step(&mut self, _: &StepReport, _: &mut dyn Training) -> Result<Flow, TrainError> {
+        Ok(Flow::Stop)
+    }
+}
+
+#[test]
+fn run_whose_steps_were_all_skipped_does_not_end_as_done() {
+    let run = Run::default();
+    let scaler = LossScaler::new(LossScalerOptions::default()).expect("in range");
+    let options = Options { scaler: Some(scaler), ..Options::default() };
+    let device = run.device(None);
+    let mut trainer = run.trainer_with(&device, options);
+    let bad = crate::common::noise(&[1; 8], 4, f32::NAN);
+    let good = labelled(&[0; 8], 4);
+    let before = values(trainer.task_mut());
+    // A run that was stopped has not ended.
+    let score = trainer.fit(&bad, &good, 2, &mut [&mut StopAtOnce]).expect("it may go on");
+    assert!(score.loss().is_finite() && trainer.steps() == 1);
+    let error = not_finite(trainer.fit(&bad, &good, 2, &mut []));
+    assert_eq!((error.step, error.what), (4, NotFiniteWhat::Skipped { skipped: 4 }));
+    assert!(error.to_string().contains("4 steps in a row"), "{error}");
+    assert!(values(trainer.task_mut()) == before && trainer.steps() == 4);
+    // With data that is finite it goes on, and skipped steps at its end are no error.
+    trainer.fit(&good, &good, 1, &mut []).expect("finite");
+    trainer.fit(&bad, &good, 1, &mut []).expect("it has learned something");
+    assert_eq!(trainer.steps(), 8);
+}
+
+#[test]
+fn run_whose_last_loss_is_nan_does_not_end_as_done_unless_nothing_is_looked_at() {
+    let fit = |non_finite, test: &Loader| {
+        let run = Run::default();
+        let options = Options { non_finite, ..Options::default() };
+        let mut trainer = run.trainer_with(&run.device(None), options);
+        trainer.fit(&labelled(&[0; 8], 4), test, 1, &mut [])
+    };
+    let bad = with_pixel(f32::NAN);
+    for non_finite in [NonFinite::Stop, NonFinite::Skip(2)] {
+        let error = not_finite(fit(non_finite, &bad));
+        assert_eq!((error.step, error.what), (2, NotFiniteWhat::Score));
+        let text = error.to_string();
+        assert!(text.contains("evaluation after step 2 is NaN"), "{text}");
+    }
+    assert!(fit(NonFinite::Ignore, &bad).expect("as in PyTorch").loss().is_nan());
+    // A set without targets has no loss.
+    let blank = fit(NonFinite::Stop, &labelled(&[-100; 4], 4)).expect("nothing is infinite");
+    assert!(blank.loss().is_nan() && blank.count == 0.0);
 }

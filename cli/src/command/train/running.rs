@@ -152,6 +152,7 @@ impl Run<'_> {
             // Only the end of the run is missing.
             None => {
                 let score = trainer.evaluate_by_all(test)?;
+                trainer.check_end(trainer.steps(), &score)?;
                 all.iter_mut().try_for_each(|observer| observer.on_end(trainer))?;
                 score
             }
