@@ -16,6 +16,7 @@ pub use decoder::{
     KeyValueCache, LayerShape, NormKind, NormShape, Positions, Projections, Residual, Weights,
 };
 pub use error::{EntryProblem, ExportProblem, PretrainedError, PretrainedResult, WeightProblem};
+pub use export::export_piece_len;
 pub use export::gguf::{GgufNote, GgufOptions, GgufType, save_gguf};
 pub use export::onnx::{OnnxModel, OnnxOptions, OnnxType, save_onnx};
 pub use generate::{GenerateOptions, Sampling};

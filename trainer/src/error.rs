@@ -232,7 +232,7 @@ pub struct DoesNotFit {
     pub budget_bytes: usize,
     /// The peak of the smallest plan, reserved bytes.
     pub needed_bytes: usize,
-    /// The knobs of the smallest plan.
+    /// The knobs of the smallest plan; [`Knobs::default`] for a work without a plan.
     pub knobs: Knobs,
     /// The peak of each category under the smallest plan. Categories reach their peaks at different
     /// moments.
@@ -311,7 +311,11 @@ impl fmt::Display for DoesNotFit {
         }
         let DoesNotFit { budget_bytes, needed_bytes, knobs, .. } = *self;
         let (needed, budget) = (Bytes(needed_bytes as u64), Bytes(budget_bytes as u64));
-        write!(f, "{knobs} need least, {needed} ({needed_bytes} bytes), ")?;
+        if knobs == Knobs::default() {
+            write!(f, "{needed} ({needed_bytes} bytes) are needed, ")?;
+        } else {
+            write!(f, "{knobs} need least, {needed} ({needed_bytes} bytes), ")?;
+        }
         write!(f, "{missing} bytes more than the {budget} there are; cheapest: ")?;
         for (index, remedy) in self.remedies.iter().enumerate() {
             let separator = if index > 0 { ", or " } else { "" };

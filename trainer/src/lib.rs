@@ -83,4 +83,6 @@ pub use run::metrics::{
     EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
 };
 #[doc(hidden)]
+pub use run::rehearsed_evaluation::rehearse_evaluation;
+#[doc(hidden)]
 pub use task::preference::check_beta;

@@ -7,6 +7,10 @@ use crate::command::device::{CAPACITY_BYTES, DeviceArgs};
 use crate::command::process::{Process, ProcessBudget, Work};
 use crate::recipe::RecipeTrainer;
 
+/// Bytes beside the rehearsed peak of a work without a plan, for what the rehearsal leaves out:
+/// tokens between the prompt and the last token, and small tensors of files.
+const SPARE_BYTES: usize = 1 << 20;
+
 /// The limits that decide how much memory the device of a training may take.
 #[derive(Clone, Copy)]
 pub(super) struct Capacity {
@@ -67,7 +71,7 @@ impl Capacity {
     ///
     /// # Errors
     /// Errors of [`Process::divide`].
-    pub(super) fn limit<'a>(
+    fn limit<'a>(
         &self,
         device: &Device,
         work: impl FnOnce() -> Work<'a>,
@@ -77,6 +81,31 @@ impl Capacity {
         let training_bytes = process.as_ref().and_then(Process::training_bytes);
         device.allocator().set_capacity(training_bytes.unwrap_or(self.budget_bytes));
         Ok(process)
+    }
+
+    /// Limits the device of a work without a plan, if the process has a limit. `rehearse` does the
+    /// work on a simulated device, and returns the bytes of the process for copies from and to the
+    /// device. `fit` has the data of the work, if there is any.
+    ///
+    /// # Errors
+    /// `DoesNotFit` with the bytes that the process needs; errors of `rehearse` and of the data.
+    pub(super) fn admit(
+        &self,
+        device: &Device,
+        fit: Option<&Fit<'_>>,
+        rehearse: impl FnOnce(&Device) -> Result<usize>,
+    ) -> Result<()> {
+        if self.process.is_none() {
+            return Ok(());
+        }
+        let sim = device.simulate();
+        Capacity::lift(&sim);
+        let copied_bytes = rehearse(&sim)?;
+        let needed_bytes = sim.allocator().statistics().reserved.peak_bytes + SPARE_BYTES;
+        drop(sim);
+        let work = || Work { device, fit, copied_bytes, steps: 0, offload_bytes: 0 };
+        let process = self.limit(device, work)?;
+        process.map_or(Ok(()), |process| process.check_work(needed_bytes))
     }
 
     /// Limits the device of a training, and makes its plan.
@@ -108,7 +137,7 @@ impl Capacity {
             let host = trainer.options().offload.as_ref();
             let offload_bytes = host.map_or(0, |host| host.allocator().capacity_bytes());
             let copied_bytes = trainer.copied_bytes();
-            Work { device: &device, fit, copied_bytes, steps, offload_bytes }
+            Work { device: &device, fit: Some(fit), copied_bytes, steps, offload_bytes }
         })?;
         let planned = plan(trainer);
         let plan = match &process {

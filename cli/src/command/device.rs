@@ -29,8 +29,8 @@ pub(super) struct DeviceArgs {
     #[arg(long = "budget", value_name = "BYTES", allow_hyphen_values = true)]
     #[arg(value_delimiter = ',', value_parser = parse_budget)]
     pub(super) budgets: Vec<usize>,
-    /// The most memory that the whole process may take, such as 256MiB: training, data, batches,
-    /// copies for checkpoints, and the program. Memory of a cuda device is not counted.
+    /// The most memory that the whole process may take, such as 256MiB: the budget, data, batches,
+    /// copies for files, and the program. Memory of a cuda device is not counted.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = parse_budget)]
     pub(super) process_budget: Option<usize>,
     /// Rounds the factors of products and convolutions in f32 to tf32, which has 11 of the 24

@@ -7,13 +7,14 @@ use lowtide_data::Loader;
 use lowtide_nn::{Activations, quantize_all, set_activations};
 use lowtide_tensor::{Device, DeviceKind};
 use lowtide_trainer::{
-    Fit, Knobs, Result, Score, Task, TrainError, TrainedState, evaluate, lock_pages, metric_values,
+    Fit, Result, Score, Task, TrainError, TrainedState, evaluate, lock_pages, metric_values,
+    rehearse_evaluation,
 };
 
 use crate::command::capacity::Capacity;
-use crate::command::process::Work;
+use crate::command::process::ENCODED_BYTES_PER_ELEMENT;
 use crate::command::{DeviceArgs, say};
-use crate::recipe::{FewBits, Recipe, RecipeData};
+use crate::recipe::{FewBits, Recipe, RecipeData, Samples};
 use crate::run_dir::RunDir;
 
 #[derive(Args)]
@@ -84,36 +85,19 @@ impl Evaluated {
         activations: Activations,
     ) -> Result<Self> {
         let recipe = Recipe::of_run(run_dir)?;
-        let process_budget = device_arguments.process_budget();
-        let device: Device = device_arguments.open(process_budget)?;
+        let device = device_arguments.open(device_arguments.process_budget())?;
         if activations == Activations::Int8 && device.kind() != DeviceKind::Cpu {
             let problem = "are for a CPU; elsewhere --bits int8 alone decodes the weights";
             return Err(wrong_activations(problem));
         }
         let RecipeData { samples, mut test, .. } = recipe.open()?;
         lock_pages(&mut test, &device)?;
-        let mut task = recipe.task(&device, samples)?;
-        let fit = Fit::new(&test);
-        let budget_bytes = device.allocator().capacity_bytes();
-        let capacity = Capacity::found(budget_bytes, device_arguments, process_budget);
-        let process = capacity.limit(&device, || {
-            let copied_bytes = TrainedState::of(&mut task).bytes().iter().sum();
-            Work { device: &device, fit: &fit, copied_bytes, steps: 0, offload_bytes: 0 }
-        })?;
-        if let Some(process) = process {
-            process.check_room(Knobs { micro_batch: 1, ..Knobs::default() })?;
-        }
-        recipe.read_model(run_dir, &mut TrainedState::of(&mut task))?;
-        let stored_bytes = model_bytes(&mut *task);
-        if let Some(bits) = bits {
-            quantize_all(task.parameters(), bits.format())?;
-        }
-        if activations == Activations::Int8
-            && set_activations(task.parameters(), activations).is_empty()
-        {
-            return Err(wrong_activations("the model has no linear layer in int8"));
-        }
-        Ok(Evaluated { device, task, test, batch_size: recipe.train.batch_size, stored_bytes })
+        let batch_size = recipe.train.batch_size;
+        let model = RunModel { recipe, run_dir, samples, bits, activations };
+        let capacity = Capacity::of_opened(&device, device_arguments);
+        capacity.admit(&device, Some(&Fit::new(&test)), |sim| model.rehearse(sim, &test))?;
+        let (task, stored_bytes) = model.task(&device)?;
+        Ok(Evaluated { device, task, test, batch_size, stored_bytes })
     }
 
     /// Bytes of the parameters and buffers in the evaluated model.
@@ -125,6 +109,51 @@ impl Evaluated {
     /// Errors of the data; `OutOfMemory` if not even one sample fits.
     pub(super) fn score(&self) -> Result<Score> {
         evaluate(&self.task, &self.device, &self.test, self.batch_size)
+    }
+}
+
+/// The model of a run, and the types in which it is evaluated.
+struct RunModel<'a> {
+    recipe: Recipe,
+    run_dir: &'a RunDir,
+    samples: Samples,
+    bits: Option<FewBits>,
+    activations: Activations,
+}
+
+impl RunModel<'_> {
+    /// The task with the trained model, and the bytes of the model before it was quantised. On a
+    /// simulated device the run's model is not read.
+    fn task(&self, device: &Device) -> Result<(Box<dyn Task>, usize)> {
+        let &RunModel { ref recipe, run_dir, samples, bits, activations } = self;
+        let mut task = recipe.task(device, samples)?;
+        if !device.is_simulated() {
+            recipe.read_model(run_dir, &mut TrainedState::of(&mut task))?;
+        }
+        let stored_bytes = model_bytes(&mut *task);
+        if let Some(bits) = bits {
+            quantize_all(task.parameters(), bits.format())?;
+        }
+        if activations == Activations::Int8
+            && set_activations(task.parameters(), activations).is_empty()
+        {
+            return Err(wrong_activations("the model has no linear layer in int8"));
+        }
+        Ok((task, stored_bytes))
+    }
+
+    /// Evaluates on a simulated device, and returns the bytes that are copied: the trained state,
+    /// and a weight that is quantised.
+    fn rehearse(&self, sim: &Device, test: &Loader) -> Result<usize> {
+        let (mut task, _) = self.task(sim)?;
+        rehearse_evaluation(&task, sim, test)?;
+        let state_bytes: usize = TrainedState::of(&mut task).bytes().iter().sum();
+        let mut largest_len = 0;
+        task.parameters().visit(&mut |_, parameter| {
+            largest_len = largest_len.max(parameter.value().element_count());
+        });
+        let encoded_bytes = self.bits.map_or(0, |_| largest_len * ENCODED_BYTES_PER_ELEMENT);
+        Ok(state_bytes + encoded_bytes)
     }
 }
 

@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use lowtide_nn::{Parameters, adapted, merge, save_adapters};
 use lowtide_pretrained::{
-    Config, GgufOptions, GgufType, OnnxOptions, OnnxType, save, save_gguf, save_onnx,
+    Config, GgufOptions, GgufType, OnnxOptions, OnnxType, export_piece_len, save, save_gguf,
+    save_onnx,
 };
-use lowtide_tensor::Device;
-use lowtide_trainer::{Result, TrainError, partial_folder, remove_folder};
+use lowtide_tensor::{DType, Device, Tensor};
+use lowtide_trainer::{Result, TrainError, TrainedState, partial_folder, remove_folder};
 
+use crate::command::capacity::Capacity;
+use crate::command::process::ENCODED_BYTES_PER_ELEMENT;
 use crate::command::trained::Trained;
 use crate::command::{DeviceArgs, say};
 use crate::human::format_bytes;
@@ -69,6 +72,10 @@ enum Kind {
 /// Size above which the weights are split into several files, as hubs ask for.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
+/// Bytes of the process for a byte of `tokenizer.json` while its tokens are written: 8 for a
+/// compact file of 128,000 tokens (2026-11-30, x86-64), and a reserve.
+const TOKENIZER_BYTES_PER_BYTE: usize = 12;
+
 /// Files of a model besides its weights and its configuration.
 const COMPANIONS: [&str; 8] = [
     "tokenizer.json",
@@ -103,6 +110,8 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<()> {
         }
     }
     let device = device.open(device.process_budget())?;
+    let capacity = Capacity::of_opened(&device, &arguments.device);
+    capacity.admit(&device, None, |sim| rehearse(arguments, sim))?;
     let beside = partial_folder(out).ok_or_else(|| file(io::ErrorKind::InvalidFilename.into()))?;
     // Files that a killed process left there are useless.
     remove_folder(&beside).map_err(file)?;
@@ -131,23 +140,23 @@ struct Written {
 
 /// Writes all files of the model into `folder`.
 fn write(arguments: &ExportArgs, folder: &Path, device: &Device) -> Result<Written> {
-    let &ExportArgs { ref model, format, kind, .. } = arguments;
+    let &ExportArgs { format, kind, .. } = arguments;
     let file = |source| TrainError::File { path: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(file)?;
     let (mut path, mut notes) = (folder.to_owned(), Vec::new());
+    let Trained { config, mut model, lora, base } = made(arguments, device)?;
     match format {
-        Format::Peft => adapters(model, folder, device)?,
+        Format::Peft => {
+            let place = arguments.model.display().to_string();
+            let lora = lora.ok_or_else(|| wrong(&place, "has no adapters"))?;
+            save_adapters(&mut model, &lora, Some(&base), folder)?;
+        }
         Format::Safetensors => {
-            let Trained { config, mut model, .. } = match kind.and_then(Kind::few_bits) {
-                Some(bits) => in_few_bits(model, bits, device)?,
-                None => merged(model, device)?,
-            };
             save(&mut model, folder, SHARD_BYTES)?;
             config.save(folder)?;
             companions(config.folder(), folder)?;
         }
         Format::Gguf => {
-            let Trained { config, mut model, base, .. } = merged(model, device)?;
             let name = Path::new(&base).file_name().map(|name| name.to_string_lossy().into_owned());
             let options = GgufOptions { tensor_type: kind.and_then(Kind::of_gguf), name };
             path = folder.join("model.gguf");
@@ -155,7 +164,6 @@ fn write(arguments: &ExportArgs, folder: &Path, device: &Device) -> Result<Writt
             notes.extend(told.iter().map(|note| format!("note: {note}")));
         }
         Format::Onnx => {
-            let Trained { config, mut model, .. } = merged(model, device)?;
             let tensor_type = match kind {
                 Some(Kind::F16) => Some(OnnxType::F16),
                 Some(_) => Some(OnnxType::F32),
@@ -170,6 +178,43 @@ fn write(arguments: &ExportArgs, folder: &Path, device: &Device) -> Result<Writt
     let sizes = entries.map(|entry| Ok(entry?.metadata()?.len()));
     let size_bytes = sizes.sum::<io::Result<u64>>().map_err(file)?;
     Ok(Written { path, size_bytes, notes })
+}
+
+/// The model as it is written.
+fn made(arguments: &ExportArgs, device: &Device) -> Result<Trained> {
+    let &ExportArgs { ref model, format, kind, .. } = arguments;
+    match (format, kind.and_then(Kind::few_bits)) {
+        (Format::Peft, _) => Trained::open(model, device),
+        (Format::Safetensors, Some(bits)) => in_few_bits(model, bits, device),
+        (Format::Safetensors | Format::Gguf | Format::Onnx, _) => merged(model, device),
+    }
+}
+
+/// Makes the model on a simulated device, and takes the memory of the device that writing takes.
+/// Returns the bytes of the process that are taken beside the device.
+fn rehearse(arguments: &ExportArgs, sim: &Device) -> Result<usize> {
+    let mut made = made(arguments, sim)?;
+    let encoding_bytes = made.encoding_bytes();
+    let trained_bytes: usize = TrainedState::without_frozen(&mut made.model).bytes().iter().sum();
+    let (mut largest_bytes, piece_len) = (0, export_piece_len(&mut made.model));
+    made.model.visit_tensors(&mut |_, tensor| {
+        largest_bytes = largest_bytes.max(tensor.size_bytes());
+    });
+    let [device_bytes, process_bytes] = match arguments.format {
+        // The file is made in memory, and each tensor is copied twice on its way there.
+        Format::Peft => [0, 3 * trained_bytes],
+        // A tensor is transposed on the device, and copied twice.
+        Format::Safetensors => [largest_bytes, 2 * largest_bytes],
+        Format::Gguf => {
+            let tokenizer = made.config.folder().join("tokenizer.json");
+            let tokenizer_bytes = fs::metadata(tokenizer).map_or(0, |file| file.len() as usize);
+            let process_bytes = piece_len * ENCODED_BYTES_PER_ELEMENT;
+            [16 * piece_len, process_bytes + TOKENIZER_BYTES_PER_BYTE * tokenizer_bytes]
+        }
+        Format::Onnx => [16 * piece_len, piece_len * ENCODED_BYTES_PER_ELEMENT],
+    };
+    drop(Tensor::empty(sim, [device_bytes], DType::U8)?);
+    Ok(encoding_bytes + process_bytes)
 }
 
 /// The model in floats, with its adapters merged into the weights. Weights in few bits are read
@@ -196,14 +241,6 @@ fn in_few_bits(model: &Path, bits: FewBits, device: &Device) -> Result<Trained> 
     let config = trained.config.with_quantization(Some(bits.format()));
     trained.config = config.expect("int8 and nf4 have an entry");
     Ok(trained)
-}
-
-fn adapters(model: &Path, folder: &Path, device: &Device) -> Result<()> {
-    let Trained { model: mut adapted, lora, base, .. } = Trained::open(model, device)?;
-    let Some(lora) = lora else {
-        return Err(wrong(&model.display().to_string(), "has no adapters"));
-    };
-    Ok(save_adapters(&mut adapted, &lora, Some(&base), folder)?)
 }
 
 /// Copies the files of a model besides its weights and its configuration.

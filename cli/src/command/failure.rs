@@ -50,6 +50,9 @@ fn details(error: &TrainError) -> String {
 
 fn smallest_plan(error: &DoesNotFit) -> String {
     let DoesNotFit { knobs, category_peaks, .. } = error;
+    if category_peaks.is_empty() {
+        return String::new();
+    }
     let mut text = format!("peak of each category with {knobs} (not at one moment)\n");
     let rows = category_peaks.iter().filter(|&&(_, bytes)| bytes > 0);
     for (category, bytes) in rows {

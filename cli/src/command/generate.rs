@@ -10,6 +10,7 @@ use lowtide_pretrained::{GenerateOptions, Sampling};
 use lowtide_tensor::RandomKey;
 use lowtide_trainer::{Result, TrainError};
 
+use crate::command::capacity::Capacity;
 use crate::command::trained::Trained;
 use crate::command::{DeviceArgs, parse_count, say, write_out};
 
@@ -49,9 +50,13 @@ pub(super) struct GenerateArgs {
     pub(super) json: bool,
 }
 
+/// Bytes of the process for a token of the vocabulary while the next token is chosen: its logit,
+/// its index and its weight.
+const CHOICE_BYTES_PER_TOKEN: usize = 24;
+
 pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
     let device = arguments.device.open(arguments.device.process_budget())?;
-    let Trained { config, model, .. } = Trained::open(&arguments.model, &device)?;
+    let config = Trained::config_of(&arguments.model)?;
     let path = config.folder().join("tokenizer.json");
     let tokenizer: Arc<dyn Tokenizer> = Arc::new(TokenizerJson::open(&path)?);
     let wrong = |error: TokenizerError| setting("--prompt", &error.to_string());
@@ -84,6 +89,14 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
         stop_tokens: stops.iter().map(|&token| i64::from(token)).collect(),
     };
     let tokens: Vec<i64> = prompt.iter().map(|&token| i64::from(token)).collect();
+    // The tokenizer is in memory by now, and counts as a part of the process.
+    Capacity::of_opened(&device, &arguments.device).admit(&device, None, |sim| {
+        let mut trained = Trained::open(&arguments.model, sim)?;
+        trained.model.rehearse_generation(sim, tokens.len(), options.len_max)?;
+        let choice_bytes = config.shape().vocabulary * CHOICE_BYTES_PER_TOKEN;
+        Ok(trained.encoding_bytes() + choice_bytes)
+    })?;
+    let Trained { model, .. } = Trained::open(&arguments.model, &device)?;
     let mut text = Stream { tokenizer: &*tokenizer, tokens: Vec::new(), written: String::new() };
     let mut outcome = Ok(());
     let found = model.generate_with(&device, &[tokens], &options, |_, token| {

@@ -50,6 +50,10 @@ const BYTES_PER_PAGE_TABLE_BYTE: usize = 128;
 /// Room for everything that the other parts do not count.
 const MARGIN_BYTES: usize = 4 << 20;
 
+/// Bytes of the process for an element of a tensor that is quantised, or that is copied from a
+/// device to a file: a number of four bytes, and its code or its second copy.
+pub(super) const ENCODED_BYTES_PER_ELEMENT: usize = 8;
+
 /// Part of a control group that is left for memory that the system keeps for a process and that
 /// nothing above counts: files being written, folders, sockets.
 const GROUP_RESERVE_BYTES: usize = 16 << 20;
@@ -96,7 +100,8 @@ impl ProcessBudget {
 /// The work of a command besides the memory of its device.
 pub(super) struct Work<'a> {
     pub(super) device: &'a Device,
-    pub(super) fit: &'a Fit<'a>,
+    /// The data, if any is read.
+    pub(super) fit: Option<&'a Fit<'a>>,
     /// Largest number of bytes that are copied at once from the device to a file, or from a file to
     /// the device.
     pub(super) copied_bytes: usize,
@@ -135,8 +140,10 @@ impl Process {
         given_bytes: Option<usize>,
     ) -> Result<Process> {
         let before = measured()?;
-        // After this, workers have allocated the memory for decoding samples.
-        drop(Examples::of(work.fit)?);
+        if let Some(fit) = work.fit {
+            // After this, workers have allocated the memory for decoding samples.
+            drop(Examples::of(fit)?);
+        }
         let beside = work.parts(&before, &measured()?);
         let fixed_bytes = beside.iter().map(|part| part.bytes).fold(0, usize::saturating_add);
         let left_bytes = most_beside_tables(budget.bytes.saturating_sub(fixed_bytes));
@@ -184,15 +191,25 @@ impl Process {
             Err(TrainError::DoesNotFit(error)) if self.is_binding => {
                 Err(Box::new(self.of_process(*error)).into())
             }
-            Ok(plan) => self.check_room(plan.knobs).map(|()| plan),
+            Ok(plan) => self.check(self.total_bytes(), plan.knobs).map(|()| plan),
             Err(error) => Err(error),
         }
     }
 
     /// # Errors
-    /// `DoesNotFit` if the other parts already exceed the limit.
-    pub(super) fn check_room(&self, knobs: Knobs) -> Result<()> {
-        let (budget_bytes, needed_bytes) = (self.budget.bytes, self.total_bytes());
+    /// `DoesNotFit` if the limit decides, and a work without a plan does not fit that reserves
+    /// `device_bytes`.
+    pub(super) fn check_work(&self, device_bytes: usize) -> Result<()> {
+        // Otherwise the device has less than the process, and says what is missing.
+        let needed_bytes =
+            if self.is_binding { self.bytes_with(device_bytes) } else { self.total_bytes() };
+        self.check(needed_bytes, Knobs::default())
+    }
+
+    /// # Errors
+    /// `DoesNotFit` if the limit is below `needed_bytes`.
+    fn check(&self, needed_bytes: usize, knobs: Knobs) -> Result<()> {
+        let budget_bytes = self.budget.bytes;
         if needed_bytes <= budget_bytes {
             return Ok(());
         }
@@ -268,15 +285,16 @@ impl Work<'_> {
     /// of each set was read, `now` is the memory afterwards.
     fn parts(&self, before: &ProcessMemory, now: &ProcessMemory) -> Vec<Part> {
         let &Work { device, fit, copied_bytes, steps, offload_bytes } = self;
-        let data_bytes = fit.data_bytes();
+        let data_bytes = fit.map_or(0, Fit::data_bytes);
+        let batches_bytes = fit.map_or(0, |fit| fit.staging_bytes() + fit.order_bytes());
         // Data may already be in the heap; the rest of the heap belongs to the program.
-        let heap_bytes = now.anonymous_bytes.saturating_sub(data_bytes) + GROWTH_BYTES;
-        let code_bytes = now.code_bytes + GROWTH_BYTES;
+        let heap_bytes = grown(now.anonymous_bytes.saturating_sub(data_bytes));
+        let code_bytes = grown(now.code_bytes);
         let steps = usize::try_from(steps).unwrap_or(usize::MAX);
         let recorded_bytes = EVENTS_MAX as usize * RECORDED_BYTES;
         let records_bytes = (HISTORIES * HISTORY_BYTES + recorded_bytes)
             .saturating_add(steps.saturating_mul(CURVES_BYTES_PER_STEP));
-        let workers = fit.worker_count();
+        let workers = fit.map_or(0, Fit::worker_count);
         let threads = device.threads() + workers;
         // The heap already has the decoding buffers of the first batch, and later samples may need
         // the same again. A growth below the normal size of threads is not decoding.
@@ -284,7 +302,7 @@ impl Work<'_> {
         let is_decoded = decoded_bytes > workers.max(1) * THREAD_BYTES;
         let part = |name, bytes, what| Part { name, bytes, what };
         let parts = [
-            part("batches", fit.staging_bytes() + fit.order_bytes(), "read ahead, and their order"),
+            part("batches", batches_bytes, "read ahead, and their order"),
             part("data", data_bytes, "samples in memory; mapped files can be given back"),
             part("offload", offload_bytes, "what waits for backward beside the device"),
             part("copies", copied_bytes, "model and optimizer on their way to or from a file"),
@@ -297,6 +315,12 @@ impl Work<'_> {
         ];
         parts.into_iter().filter(|part| part.bytes > 0).collect()
     }
+}
+
+/// Measured bytes with the allowance for growth. They are rounded up to a MiB, so that the need
+/// that one process states holds for the next.
+fn grown(bytes: usize) -> usize {
+    (bytes + GROWTH_BYTES).next_multiple_of(1 << 20)
 }
 
 /// The present memory of this process.

@@ -7,6 +7,7 @@ use lowtide_pretrained::{Config, Decoder};
 use lowtide_tensor::{DType, Device};
 use lowtide_trainer::{Result, TrainError, TrainedState};
 
+use crate::command::process::ENCODED_BYTES_PER_ELEMENT;
 use crate::recipe::{ModelRecipe, Recipe};
 use crate::run_dir::RunDir;
 
@@ -59,6 +60,32 @@ impl Trained {
         Ok(Trained { config, model, lora: None, base: path.display().to_string() })
     }
 
+    /// The configuration of the model of a run, or of the model in a folder.
+    ///
+    /// # Errors
+    /// Errors of the files; `Setting` for a run of another model.
+    pub(super) fn config_of(path: &Path) -> Result<Config> {
+        if !Trained::is_run(path) {
+            return Ok(Config::open(path)?);
+        }
+        let run_dir = RunDir::open(path)?;
+        match Recipe::load(&run_dir.recipe())?.model {
+            ModelRecipe::Pretrained(model) => Ok(Config::open(&model.folder)?),
+            _ => Err(not_pretrained(&run_dir)),
+        }
+    }
+
+    /// Bytes of the process for quantising a weight while the model is read.
+    pub(super) fn encoding_bytes(&mut self) -> usize {
+        let mut largest_len = 0;
+        self.model.visit_linears(&mut |_, layer| {
+            if layer.quantized().is_some() {
+                largest_len = largest_len.max(layer.weight().value().element_count());
+            }
+        });
+        largest_len * ENCODED_BYTES_PER_ELEMENT
+    }
+
     /// True if a folder is the folder of a run, not of a model.
     pub(super) fn is_run(path: &Path) -> bool {
         path.join("recipe.toml").is_file()
@@ -103,18 +130,25 @@ impl Trained {
     }
 
     fn of_recipe(recipe: &Recipe, run_dir: &RunDir, device: &Device) -> Result<Trained> {
-        let wrong = || TrainError::Setting {
-            place: run_dir.recipe().display().to_string(),
-            problem: "its model is not a pretrained one".to_owned(),
-        };
+        let wrong = || not_pretrained(run_dir);
         let ModelRecipe::Pretrained(of_recipe) = &recipe.model else { return Err(wrong()) };
         let mut model = recipe.pretrained(device)?.ok_or_else(wrong)?;
-        if of_recipe.fresh {
-            recipe.read_model(run_dir, &mut model)?;
-        } else {
-            recipe.read_model(run_dir, &mut TrainedState::without_frozen(&mut model))?;
+        // A simulated device has no values.
+        match (device.is_simulated(), of_recipe.fresh) {
+            (true, _) => {}
+            (false, true) => recipe.read_model(run_dir, &mut model)?,
+            (false, false) => {
+                recipe.read_model(run_dir, &mut TrainedState::without_frozen(&mut model))?;
+            }
         }
         let (lora, base) = (of_recipe.lora.clone(), of_recipe.folder.display().to_string());
         Ok(Trained { config: Config::open(&of_recipe.folder)?, model, lora, base })
+    }
+}
+
+fn not_pretrained(run_dir: &RunDir) -> TrainError {
+    TrainError::Setting {
+        place: run_dir.recipe().display().to_string(),
+        problem: "its model is not a pretrained one".to_owned(),
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::ValueEnum;
 use lowtide_nn::optim::AdamOptions;
 use lowtide_nn::{LoraOptions, NnResult, Parameters, Targets, adapt, is_output_layer};
-use lowtide_pretrained::{Config, Decoder, Positions, PretrainedError};
+use lowtide_pretrained::{Config, Decoder, Positions, PretrainedError, weight_files};
 use lowtide_tensor::{DType, Device, QuantFormat, RandomKey};
 use lowtide_trainer::{LanguageModel, Preference, Result, Task};
 use serde::{Deserialize, Serialize};
@@ -81,7 +81,8 @@ impl PretrainedRecipe {
     }
 
     /// The model with the weights of its folder, or fresh ones, and new adapters. On a simulated
-    /// device the folder needs no weights.
+    /// device the folder needs no weights; if it has some, the memory for reading them is simulated
+    /// too.
     ///
     /// # Errors
     /// Errors of the folder; `OutOfMemory`.
@@ -109,7 +110,11 @@ impl PretrainedRecipe {
             let problem = "the files of the model have its weights in few bits already";
             return Err(setting("model.base", problem));
         }
-        let is_made = self.fresh || (device.is_simulated() && of_files.is_none());
+        let has_files = || {
+            let files = weight_files(config.folder());
+            files.is_ok_and(|files| files.iter().all(|file| file.is_file()))
+        };
+        let is_made = self.fresh || (device.is_simulated() && of_files.is_none() && !has_files());
         let mut model = if is_made {
             config.decoder_with(device, key, dtype, quantize)?
         } else {

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::group::{Group, after, command_after};
 use crate::place::{Place, bytes_of, is_deep, number_before, skip};
+use crate::pretrained;
 use crate::train::SMALL;
 
 const MIB: usize = 1 << 20;
@@ -104,6 +105,46 @@ fn process_budget_that_is_too_small_is_refused_with_what_is_missing() {
     place.train("small.toml --epochs 1", "run");
     place.run("eval run --process-budget 128MiB").check_done();
     place.run("eval run --process-budget 4MiB").check_refused(2, &["--process-budget"]);
+}
+
+#[test]
+fn advised_process_budget_of_a_work_without_a_plan_is_enough_and_a_kib_less_is_refused() {
+    let place = pretrained::place();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1", "small");
+    place.train("digits --epochs 1", "digits");
+    let lora = "--lora 4 --seq 16 --batch 8 --epochs 1 --quiet";
+    place.run(&format!("finetune llama texts.jsonl {lora} --out run")).check_done();
+    place.run(&format!("finetune llama texts.jsonl {lora} --base nf4 --out nf4")).check_done();
+    for command in [
+        "eval small",
+        "eval digits",
+        "eval digits --bits int8",
+        "eval run",
+        "generate llama --prompt after --tokens 40",
+        "generate run --prompt after --tokens 2 --temperature 1",
+        "generate nf4 --prompt after --tokens 2",
+        "export llama out --type nf4",
+        "export run out",
+        "export run out --format peft",
+        "export nf4 out --format gguf",
+        "export run out --format onnx",
+    ] {
+        let within = |bytes: usize| format!("{command} --process-budget {bytes}B");
+        let names = place.list(".");
+        let line = place.run(&within(MIB)).check_refused(2, &["does not fit", "1 MiB there are"]);
+        let enough = MIB + number_before(&line, " bytes more") as usize;
+        assert!(line.contains(&format!("--process-budget {enough}B")), "{line}");
+        place.run(&within(enough - 1024)).check_refused(2, &["1024 bytes more"]);
+        assert_eq!(place.list("."), names, "{command}");
+        let peak_bytes = peak_of(&mut place.command(&within(enough)), taken_by);
+        assert!(peak_bytes <= enough, "{command}: took {peak_bytes} of {enough} bytes");
+        if place.path("out").is_dir() {
+            fs::remove_dir_all(place.path("out")).expect("written");
+        } else if command.starts_with("export") {
+            fs::remove_file(place.path("out")).expect("written");
+        }
+    }
 }
 
 #[test]

@@ -38,6 +38,12 @@ impl KeyValueCache {
     pub fn capacity(&self) -> usize {
         self.capacity
     }
+
+    /// Counts all positions but the last as seen, for a rehearsal of the last.
+    pub(crate) fn skip_to_last(&mut self) {
+        self.len = self.capacity - 1;
+        self.layers.iter_mut().for_each(|layer| layer.skip_to(self.capacity - 1));
+    }
 }
 
 impl Decoder {

@@ -41,6 +41,11 @@ impl LayerCache {
         Ok(())
     }
 
+    /// Counts `len` positions as appended, whatever the values are.
+    pub(super) fn skip_to(&mut self, len: usize) {
+        self.len = len;
+    }
+
     /// The keys and values in the cache, `[B, G, ≤ S, D]`.
     pub(super) fn seen(&self) -> NnResult<[Tensor; 2]> {
         let len = self.len.min(self.keys.shape()[2]);

@@ -4,3 +4,5 @@ pub(crate) mod gguf;
 pub(crate) mod onnx;
 mod pieces;
 mod target;
+
+pub use pieces::export_piece_len;

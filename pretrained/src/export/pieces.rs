@@ -9,6 +9,29 @@ use crate::error::{ExportProblem, Result};
 /// Number of elements of a piece: 16 MiB of f32, in addition to the model.
 const PIECE_LEN: usize = 4 << 20;
 
+/// Number of elements of the largest piece in which [`save_gguf`](crate::save_gguf) and
+/// [`save_onnx`](crate::save_onnx) convert the tensors of `model`. Up to four copies of a piece of
+/// at most four bytes an element are on the device at once, and up to two in memory of the process.
+pub fn export_piece_len(model: &mut (impl Parameters + ?Sized)) -> usize {
+    let mut largest = 0;
+    model.visit_tensors(&mut |_, tensor| {
+        let (count, len) = slabs(tensor);
+        largest = largest.max(len * rows_at_once(len).min(count));
+    });
+    largest
+}
+
+/// Number of slabs along the first dimension, and the number of elements of each.
+fn slabs(tensor: &Tensor) -> (usize, usize) {
+    let count = tensor.shape().first().copied().unwrap_or(1);
+    (count, tensor.shape().iter().skip(1).product())
+}
+
+/// Number of slabs of `len` elements in a piece.
+fn rows_at_once(len: usize) -> usize {
+    (PIECE_LEN / len.max(1)).max(1)
+}
+
 /// All parameters and buffers of `model` with their names, in their layout in memory.
 ///
 /// # Errors
@@ -37,9 +60,8 @@ pub(crate) fn for_each_piece(
     tensor: &Tensor,
     mut write: impl FnMut(Tensor) -> Result<()>,
 ) -> Result<()> {
-    let count = tensor.shape().first().copied().unwrap_or(1);
-    let len: usize = tensor.shape().iter().skip(1).product();
-    let step = (PIECE_LEN / len.max(1)).clamp(1, count.max(1));
+    let (count, len) = slabs(tensor);
+    let step = rows_at_once(len);
     for start in (0..count).step_by(step) {
         let piece = tensor.narrow(0, start, step.min(count - start))?.contiguous()?;
         write(piece.to_dtype(DType::F32)?)?;

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use lowtide_nn::NnError;
 use lowtide_tensor::{DType, Device, RandomKey, Tensor};
 
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, KeyValueCache};
 use crate::error::Result;
 
 /// Options of [`Decoder::generate`].
@@ -116,6 +116,30 @@ impl Decoder {
         Ok(found)
     }
 
+    /// Does on a simulated device what [`Decoder::generate`] does for a prompt of `prompt_len`
+    /// tokens, to measure its memory: reads the prompt, and then the last input of `len_max` new
+    /// tokens. The inputs between them see fewer positions.
+    ///
+    /// # Errors
+    /// `Option` for a prompt without tokens, and for more positions than the model has learned;
+    /// the errors of [`Decoder::logits`].
+    pub fn rehearse_generation(
+        &self,
+        device: &Device,
+        prompt_len: usize,
+        len_max: usize,
+    ) -> Result<()> {
+        let capacity = cache_capacity(prompt_len, len_max);
+        let mut cache = self.cache(1, capacity)?;
+        let prompt = vec![0; prompt_len];
+        logits(self, device, &mut cache, [1, prompt_len], &prompt)?.to_dtype(DType::F64)?;
+        if capacity > prompt_len {
+            cache.skip_to_last();
+            logits(self, device, &mut cache, [1, 1], &[0])?.to_dtype(DType::F64)?;
+        }
+        Ok(())
+    }
+
     /// Extends prompts of one length.
     fn extend_rows(
         &self,
@@ -124,15 +148,29 @@ impl Decoder {
         options: &GenerateOptions,
         each: &mut Each<'_>,
     ) -> Result<ControlFlow<()>> {
-        let len = rows[0].prompt.len();
-        // The last token is never an input.
-        let capacity = (len + options.len_max).saturating_sub(1).max(len);
+        let capacity = cache_capacity(rows[0].prompt.len(), options.len_max);
         let (count, mut cache) = (rows.len(), self.cache(rows.len(), capacity)?);
         go_on(rows, options, each, |tokens| {
-            let tokens = Tensor::from_slice(device, [count, tokens.len() / count], tokens)?;
-            Ok(self.extend(&mut cache, &tokens)?)
+            logits(self, device, &mut cache, [count, tokens.len() / count], tokens)
         })
     }
+}
+
+/// Number of positions in the cache of a prompt with new tokens. The last token is never an input.
+fn cache_capacity(prompt_len: usize, len_max: usize) -> usize {
+    (prompt_len + len_max).saturating_sub(1).max(prompt_len)
+}
+
+/// The logits of the tokens after `tokens`, which have this shape.
+fn logits(
+    model: &Decoder,
+    device: &Device,
+    cache: &mut KeyValueCache,
+    shape: [usize; 2],
+    tokens: &[i64],
+) -> Result<Tensor> {
+    let tokens = Tensor::from_slice(device, shape, tokens)?;
+    Ok(model.extend(cache, &tokens)?)
 }
 
 /// The function that is called for each token, with the index of its prompt and the token.

@@ -50,6 +50,26 @@ fn greedy_text_is_that_of_transformers() -> Outcome {
 }
 
 #[test]
+fn rehearsal_of_the_prompt_and_the_last_token_takes_what_all_tokens_take() -> Outcome {
+    for &case in CASES.iter() {
+        let [prompts, added] = expected(case)?;
+        for len_max in [1, 2, added[0].len()] {
+            let device = cpu(2);
+            let sim = device.simulate();
+            let model = config(case)?.load(&sim, DType::F32)?;
+            model.rehearse_generation(&sim, prompts[0].len(), len_max)?;
+            let model = config(case)?.load(&device, DType::F32)?;
+            model.generate(&device, &prompts[..1], &GenerateOptions::greedy(len_max))?;
+            let [rehearsed, taken] = [&sim, &device].map(|it| it.allocator().statistics());
+            let [peak, found] = [rehearsed, taken].map(|it| it.reserved.peak_bytes);
+            // Blocks of other lengths may lie on other pages.
+            assert!(found.abs_diff(peak) <= 2 * taken.page_bytes, "{case}: {found} of {peak}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn logits_with_a_cache_are_those_without() -> Outcome {
     for &case in CASES.iter() {
         let device = cpu(2);

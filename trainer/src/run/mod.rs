@@ -10,6 +10,7 @@ pub mod observers;
 pub(crate) mod page_lock;
 #[cfg(feature = "progress")]
 pub(crate) mod progress;
+pub(crate) mod rehearsed_evaluation;
 pub(crate) mod score;
 pub(crate) mod trainer;
 pub(crate) mod training;

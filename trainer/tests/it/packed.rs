@@ -11,7 +11,8 @@ use lowtide_nn::{GELU, Linear, NnResult, Sequential};
 use lowtide_ranks::{Mirror, Rank};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::{
-    Fit, Knobs, Options, Parallelism, Recovery, Regression, Result, StepReport, TrainError, Trainer,
+    Fit, Knobs, Options, Parallelism, Recovery, Regression, Result, StepReport, TrainError,
+    Trainer, evaluate, rehearse_evaluation,
 };
 
 use crate::common::does_not_fit;
@@ -103,6 +104,26 @@ fn longer_batch_than_planned_is_run_in_smaller_parts_without_a_failure() {
         let apart = (free.loss - within.loss).abs();
         assert!(apart <= 1e-5 * free.loss, "{} and {}", free.loss, within.loss);
     }
+}
+
+#[test]
+fn least_memory_of_an_evaluation_is_rehearsed_to_the_byte() {
+    // The longest sample is in the second batch.
+    let mut lens = [20; 2 * BATCH];
+    lens[BATCH + 3] = LEN_MAX;
+    let (device, loader) = (cpu(), loader(&lens));
+    let sim = device.simulate();
+    sim.allocator().set_capacity(usize::MAX);
+    rehearse_evaluation(trainer(&sim).task(), &sim, &loader).expect("no limit");
+    let peak_bytes = sim.allocator().statistics().reserved.peak_bytes;
+    let trainer = trainer(&device);
+    let within = |capacity_bytes: usize| {
+        device.allocator().set_capacity(capacity_bytes);
+        evaluate(trainer.task(), &device, &loader, BATCH)
+    };
+    let error = within(peak_bytes - 1).expect_err("a byte is missing");
+    assert!(error.out_of_memory().is_some(), "{error}");
+    within(peak_bytes).expect("as rehearsed");
 }
 
 #[test]
