@@ -46,7 +46,7 @@ use lowtide_trainer::{Precision, Result, RunNotes, TrainError};
 
 use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
-use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, Recipe};
+use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, INTEGER_MAX, Recipe};
 
 /// Trains neural networks inside a memory budget.
 #[derive(Parser)]
@@ -112,7 +112,7 @@ struct Changes {
     batch_size: Option<u64>,
     /// Seed of initial values and of the order of the data.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
+    #[arg(value_parser = |text: &str| parse_count(text, 0..=INTEGER_MAX))]
     seed: Option<u64>,
     /// The type of operations: f32, bf16 or f16. The type of parameters does not change.
     #[arg(long, value_name = "TYPE")]

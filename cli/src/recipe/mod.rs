@@ -35,6 +35,7 @@ use lowtide_trainer::{
     Trainer,
 };
 use serde::{Deserialize, Serialize};
+use toml::Table;
 
 pub use augment::AugmentRecipe;
 pub use data::{
@@ -68,6 +69,8 @@ use crate::run_dir::RunDir;
 pub(crate) const EPOCHS_MAX: u64 = 1 << 32;
 /// A number larger than any data set that fits on a machine.
 pub(crate) const BATCH_SIZE_MAX: u64 = 1 << 32;
+/// The largest integer of TOML, and so of a recipe's seed.
+pub(crate) const INTEGER_MAX: u64 = i64::MAX as u64;
 /// A number larger than the processors of any machine.
 const WORKERS_MAX: usize = 1024;
 
@@ -193,17 +196,22 @@ impl Recipe {
     /// # Errors
     /// Errors of [`Recipe::load`] except `File`.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        Ok(Recipe::parse_table(text, path)?.0)
+    }
+
+    /// Parses the recipe in a text, and returns it with the table of the keys that the text sets.
+    ///
+    /// # Errors
+    /// Errors of [`Recipe::parse`].
+    fn parse_table(text: &str, path: &Path) -> Result<(Self, Table)> {
         let place = |line| place(path, text, line);
-        let recipe: Recipe = toml::from_str(text).map_err(|error| {
+        let wrong = |error: toml::de::Error| {
             let line = error.span().map(|span| line_of_error(text, span.start, error.message()));
-            // Some messages of the parser have several lines, or name Rust types.
-            let problem = error.message().lines().collect::<Vec<_>>().join(" ");
-            let problem =
-                problem.replace("expected usize", "expected u64") + &near(error.message());
-            let problem = problem.replace("expected u64", "expected a whole number, 0 or more");
-            let problem = problem.replace("expected f64", "expected a number");
-            TrainError::Setting { place: place(line), problem }
-        })?;
+            TrainError::Setting { place: place(line), problem: readable(error.message()) }
+        };
+        // The table comes first: it refuses integers that a field of 64 bits alone would take.
+        let table: Table = toml::from_str(text).map_err(wrong)?;
+        let recipe: Recipe = toml::from_str(text).map_err(wrong)?;
         recipe.check().map_err(|error| match error {
             TrainError::Setting { place: name, problem } => match line_of_name(text, &name) {
                 Some(line) => TrainError::Setting { place: place(Some(line)), problem },
@@ -213,7 +221,7 @@ impl Recipe {
             },
             other => other,
         })?;
-        Ok(recipe)
+        Ok((recipe, table))
     }
 
     /// The recipe of a run, for loading the trained model. The teacher, and the larger model that
@@ -254,6 +262,7 @@ impl Recipe {
         let counts = [
             ("train.epochs", self.train.epochs, 1..=EPOCHS_MAX),
             ("train.batch_size", self.train.batch_size as u64, 1..=BATCH_SIZE_MAX),
+            ("train.seed", self.train.seed, 0..=INTEGER_MAX),
         ];
         let of_tables = [self.model.counts(), self.data.counts()].concat();
         let of_tables = of_tables
@@ -483,6 +492,23 @@ fn host_of(device: &Device) -> Result<Device> {
 
 fn setting(place: &str, problem: &str) -> TrainError {
     TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
+}
+
+/// The parser's message in one line, without names of Rust types, and with the nearest known name.
+fn readable(message: &str) -> String {
+    if is_beyond_integers(message) {
+        return format!("whole numbers are {} to {}", i64::MIN, i64::MAX);
+    }
+    let problem = message.lines().collect::<Vec<_>>().join(" ");
+    let problem = problem.replace("expected usize", "expected u64") + &near(message);
+    let problem = problem.replace("expected u64", "expected a whole number, 0 or more");
+    problem.replace("expected f64", "expected a number")
+}
+
+/// True for a parser's message about an integer that does not fit TOML's 64 bits with a sign.
+fn is_beyond_integers(message: &str) -> bool {
+    let marks = ["u64 value was too large", "` as i128", "` as u128", "number overflowed"];
+    marks.iter().any(|mark| message.contains(mark))
 }
 
 /// The nearest known name, to be added to a parser's message about an unknown name.

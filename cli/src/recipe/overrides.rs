@@ -5,7 +5,7 @@ use std::path::Path;
 use lowtide_trainer::{Result, TrainError};
 use toml::{Table, Value};
 
-use crate::recipe::{Recipe, Shipped, read};
+use crate::recipe::{Recipe, Shipped, is_beyond_integers, read, readable};
 
 impl Recipe {
     /// Loads the recipe at `path`, the shipped recipe of that name, or the default one. Then sets
@@ -30,8 +30,7 @@ impl Recipe {
     /// Errors of [`Recipe::load_with`] except `File`.
     pub fn parse_with(text: &str, path: &Path, sets: &[String]) -> Result<Recipe> {
         // The text is parsed on its own first, so that its mistakes are reported with their lines.
-        let mut recipe = Recipe::parse(text, path)?;
-        let mut table: Table = text.parse().expect("it is a recipe");
+        let (mut recipe, mut table) = Recipe::parse_table(text, path)?;
         // A key may need a later one, as a kind of schedule needs its steps.
         let mut mistake = None;
         for set in sets {
@@ -52,7 +51,7 @@ impl Recipe {
 /// The recipe of a table, or the reason why it is wrong.
 fn of_table(table: &Table) -> std::result::Result<Recipe, String> {
     let recipe: Recipe =
-        table.clone().try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        table.clone().try_into().map_err(|error: toml::de::Error| readable(error.message()))?;
     recipe.check().map_err(|error| error.to_string())?;
     Ok(recipe)
 }
@@ -63,10 +62,12 @@ fn put(table: &mut Table, set: &str) -> std::result::Result<(), String> {
     let (path, value) = set.split_once('=').ok_or(expected)?;
     let (section, key) = path.trim().split_once('.').ok_or(expected)?;
     let value = value.trim();
-    let parsed = format!("value = {value}").parse::<Table>();
-    let value = match parsed.ok().and_then(|mut table| table.remove("value")) {
-        Some(value) => value,
-        None => Value::String(value.to_owned()),
+    let value = match format!("value = {value}").parse::<Table>() {
+        Err(error) if is_beyond_integers(error.message()) => return Err(readable(error.message())),
+        parsed => {
+            let parsed = parsed.ok().and_then(|mut table| table.remove("value"));
+            parsed.unwrap_or_else(|| Value::String(value.to_owned()))
+        }
     };
     if !table.contains_key(section) {
         let defaults: Table = Recipe::default().to_toml().parse().expect("it was just written");

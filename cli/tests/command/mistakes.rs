@@ -51,6 +51,9 @@ fn numbers_out_of_range_on_the_command_line_are_named() {
         check(&format!("train {flag} 0"), &[flag, "'0'"]);
     }
     check("train --epochs 18446744073709551615", &["--epochs"]);
+    // A recipe with this seed could be written, and not be read.
+    let words = ["--seed", "'9223372036854775808'", "0 to 9223372036854775807"];
+    check("train --seed 9223372036854775808", &words);
 }
 
 #[test]
@@ -121,6 +124,15 @@ fn recipe_numbers_out_of_range_name_the_line_and_the_range() {
     check_recipe("[train]\nbatch_size = 0\n", &["line 2 (batch_size = 0)", "must be 1 to"]);
     check_recipe("\n[train]\nepochs = 0\n", &["line 3 (epochs = 0)", "must be 1 to"]);
     check_recipe("[train]\nepochs = 9223372036854775807\n", &["line 2", "must be 1 to"]);
+    for beyond in ["9223372036854775808", "18446744073709551616", "-9223372036854775809"] {
+        for (table, key) in [("train", "seed"), ("model", "channels")] {
+            let line = format!("{key} = {beyond}");
+            let words = [&*format!("line 2 ({line})"), "whole numbers", "9223372036854775807"];
+            check_recipe(format!("[{table}]\n{line}\n"), &words);
+        }
+    }
+    let skip = "[train]\nbad_samples = { skip = 9223372036854775808 }\n";
+    check_recipe(skip, &["line 2 (bad_samples =", "whole numbers"]);
     check_recipe("[model]\nchannels = 0\n", &["line 2 (channels = 0)", "must be 1 to"]);
     check_recipe("[model]\nchannels = 99999999999999\n", &["line 2", "must be 1 to"]);
     check_recipe("[data]\nworkers = 1000000\n", &["line 2", "must be 0 to"]);
@@ -178,6 +190,8 @@ fn keys_that_cannot_be_set_are_named() {
         ("train.epoch=3", &["--set train.epoch=3", "unknown field `epoch`", "epochs"]),
         ("trains.epochs=3", &["--set trains.epochs=3", "unknown field `trains`", "train"]),
         ("train.epochs=0", &["--set train.epochs=0", "must be 1 to"]),
+        ("train.seed=9223372036854775808", &["--set train.seed=", "9223372036854775807"]),
+        ("train.seed=x", &["--set train.seed=x", "a whole number, 0 or more"]),
         ("optimizer.kind=adamant", &["--set optimizer.kind=adamant", "adamant", "adam"]),
         ("optimizer.betas=[0.9,1.5]", &["--set", "1.5"]),
     ] {

@@ -52,9 +52,15 @@ fn same_command_gives_the_same_hash_and_another_seed_another() {
     assert_eq!(hash("--epochs 1", "again"), first);
     assert_eq!(hash("--epochs 1 --seed 0", "default"), first);
     assert_ne!(hash("--epochs 1 --seed 1", "other"), first);
-    // A seed larger than TOML's integers.
-    hash("--epochs 1 --seed 18446744073709551615", "largest");
-    place.run("eval largest").check_done();
+}
+
+#[test]
+fn recipe_of_a_run_with_the_largest_seed_can_be_read() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 1 --seed 9223372036854775807", "run");
+    place.run("check run/recipe.toml").check_done();
+    place.run("eval run").check_done();
 }
 
 #[test]

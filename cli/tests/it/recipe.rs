@@ -160,6 +160,24 @@ fn every_setting_round_trips() {
 }
 
 #[test]
+fn seed_that_no_recipe_can_hold_is_named() {
+    let mut recipe = Recipe::default();
+    recipe.train.seed = i64::MAX as u64;
+    recipe.check().expect("in range");
+    assert_eq!(load(&recipe.to_toml()).expect("complete"), recipe);
+    recipe.train.seed += 1;
+    let error = recipe.check().expect_err("a seed that is too large").to_string();
+    assert!(error.contains("train.seed") && error.contains("9223372036854775807"), "{error}");
+    check_mistake(&recipe.to_toml(), seed_line(&recipe), "seed");
+}
+
+/// The line of a recipe's text that sets the seed.
+fn seed_line(recipe: &Recipe) -> usize {
+    let text = recipe.to_toml();
+    text.lines().position(|line| line.starts_with("seed = ")).expect("every key is written") + 1
+}
+
+#[test]
 fn unknown_keys_and_tables_are_named() {
     check_mistake("[train]\nepochs = 3\nepoch = 3\n", 3, "epoch");
     check_mistake("\n\n[model]\nchanels = 3\n", 4, "chanels");
