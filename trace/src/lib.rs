@@ -4,6 +4,7 @@
 mod error;
 mod explain;
 mod lifetimes;
+mod printable;
 mod pytorch;
 mod recording;
 mod rerun;
@@ -27,3 +28,7 @@ pub use recording::{
     EventKind, Piece, RecordedBlock, RecordedRange, Recording, SegmentKind, Site, TraceEvent,
 };
 pub use rerun::{RerunError, RerunFailure, RerunOptions, RerunReport};
+
+// Items for the command line program, which may change in any version.
+#[doc(hidden)]
+pub use printable::{beginning, printable};

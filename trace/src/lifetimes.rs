@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use lowtide_allocator::Category;
 use lowtide_allocator::torch::StreamId;
 
+use super::printable::{beginning, end, printable};
 use super::recording::{EventKind, RecordedBlock, Recording, Site};
 
 /// Number of bands: one for each category, and one for blocks without a category.
@@ -263,7 +264,7 @@ impl Site {
             return self.line_shown(len_max);
         }
         // The module gets at most half of the room: the line says more than a long path.
-        let module = head(&printable(&self.module, usize::MAX), len_max.div_ceil(2));
+        let module = beginning(&printable(&self.module), len_max.div_ceil(2));
         let room = len_max.saturating_sub(module.chars().count() + 1);
         if room == 0 { module } else { format!("{module} {}", self.line_shown(room)) }
     }
@@ -271,57 +272,21 @@ impl Site {
     fn line_shown(&self, len_max: usize) -> String {
         let is_nowhere = self.line == 0 && matches!(self.file.as_str(), "" | "??");
         if is_nowhere && !self.function.is_empty() {
-            return head(&printable(&self.function, usize::MAX), len_max);
+            return beginning(&printable(&self.function), len_max);
         }
         let file = if self.file.is_empty() { "?" } else { &self.file };
         let place = match self.line {
             0 => file.to_owned(),
             line => format!("{file}:{line}"),
         };
-        let place = printable(&place, len_max);
-        let function = printable(&self.function, usize::MAX);
+        let place = end(&printable(&place), len_max);
+        let function = printable(&self.function);
         let len = function.chars().count();
         let room = len_max.saturating_sub(place.chars().count() + 1);
         if len == 0 || room < len.min(FUNCTION_LEN_MIN) {
             place
         } else {
-            format!("{place} {}", head(&function, room))
+            format!("{place} {}", beginning(&function, room))
         }
     }
-}
-
-/// A text cut to its beginning, if it is longer than `len_max`.
-fn head(text: &str, len_max: usize) -> String {
-    if text.chars().count() <= len_max {
-        return text.to_owned();
-    }
-    let head: String = text.chars().take(len_max.saturating_sub(1)).collect();
-    format!("{head}…")
-}
-
-/// A text in printable characters, see [`Site::shown`]; a text over `len_max` keeps its end.
-pub(super) fn printable(text: &str, len_max: usize) -> String {
-    let mut shown = String::new();
-    for char in text.chars() {
-        if char.is_control() || is_format(char) {
-            shown.extend(char.escape_unicode());
-        } else {
-            shown.push(char);
-        }
-    }
-    let len = shown.chars().count();
-    if len <= len_max {
-        return shown;
-    }
-    let tail: String = shown.chars().skip(len - len_max.saturating_sub(1)).collect();
-    format!("…{tail}")
-}
-
-/// True for line breaks, marks of direction and invisible characters: the general categories Zl, Zp
-/// and Cf of Unicode 16.
-fn is_format(char: char) -> bool {
-    matches!(char,
-        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{180e}'
-        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-        | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }

@@ -6,6 +6,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use lowtide_trace::{beginning, printable};
 use lowtide_trainer::{NewFile, Result, TrainError, checkpoints_in};
 use serde_json::{Map, Value, json};
 
@@ -127,12 +128,18 @@ pub(super) fn list(arguments: &RunsArgs) -> Result<()> {
     say_table(&rows)
 }
 
-/// Prints rows with each column as wide as its widest cell.
+/// Largest number of characters in a cell of a table. A name in a stranger's file may be longer.
+const CELL_LEN_MAX: usize = 240;
+
+/// Prints rows with each column as wide as its widest cell. Cells are printable and not longer than
+/// [`CELL_LEN_MAX`].
 fn say_table(rows: &[Vec<String>]) -> Result<()> {
+    let cell = |cell: &String| beginning(&printable(cell), CELL_LEN_MAX);
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
         say(cells.collect::<Vec<_>>().join("  ").trim_end())?;
     }

@@ -166,3 +166,29 @@ fn runs_are_listed_and_compared() {
     let page = fs::read_to_string(place.path("both.html")).expect("a page");
     assert!(page.contains("all/run-9") && page.contains("model.channels"), "{page}");
 }
+
+/// Writes the files of a run of a stranger whose metric has this name.
+fn write_run(place: &Place, folder: &str, metric: &str) {
+    fs::create_dir_all(place.path(folder)).expect("a folder");
+    let file = |name: &str| format!("{folder}/{name}");
+    place.write(&file("recipe.toml"), "[train]\nepochs = 1\n");
+    let evaluation = serde_json::json!({ "epoch": 1, "step": 1, metric: 0.5 });
+    place.write(&file("metrics.jsonl"), format!("{evaluation}\n"));
+    let summary = serde_json::json!({ "steps": 1, metric: 0.5, "budget_from": metric });
+    place.write(&file("summary.json"), summary.to_string());
+}
+
+#[test]
+fn names_of_any_length_are_listed_and_compared_in_lines_that_can_be_read() {
+    let place = Place::new();
+    write_run(&place, "all/short", "test_loss");
+    write_run(&place, "all/long", &format!("test_{}", "x".repeat(70_000)));
+    for arguments in ["runs all", "compare all/short all/long"] {
+        let table = place.run(arguments).check_done();
+        assert!(table.contains("xxx…"), "{arguments}");
+        let longest = table.lines().map(|line| line.chars().count()).max().unwrap_or_default();
+        assert!(longest < 1000, "{arguments}: a line of {longest} characters");
+    }
+    let json = place.run("runs all --json").check_done();
+    assert!(json.contains(&"x".repeat(70_000)), "programs read the whole name");
+}

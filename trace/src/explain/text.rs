@@ -7,7 +7,7 @@ use lowtide_allocator::{Bytes, Category};
 use super::advice::{percent, ratio};
 use super::page::{Page, counted, duration, grouped};
 use super::{CategoryShare, Explanation, Group, Peak};
-use crate::lifetimes::printable;
+use crate::printable::{end, printable};
 use crate::recording::Site;
 
 /// Number of lines for sites that never freed, for large blocks and for failures.
@@ -86,7 +86,7 @@ impl Explanation {
         format!(
             "{}{within}; policy {}, capacity {capacity}.",
             counted(self.events, "event"),
-            printable(policy, 40),
+            end(&printable(policy), 40),
         )
     }
 

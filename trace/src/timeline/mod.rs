@@ -18,7 +18,8 @@ use std::io::{self, Write};
 use lowtide_allocator::torch::StreamId;
 
 use self::columns::Column;
-use super::lifetimes::{BANDS, Lives, NEVER, band, band_name, printable};
+use super::lifetimes::{BANDS, Lives, NEVER, band, band_name};
+use super::printable::{end, printable};
 use super::recording::{EventKind, Recording};
 
 /// Palette as variables of CSS, light and dark; styles of every page (letters, tables, buttons);
@@ -125,7 +126,7 @@ fn filled(
 /// The text of the page.
 fn summary(recording: &Recording) -> String {
     recording.explain().paragraphs().iter().fold(String::new(), |text, paragraph| {
-        let mut paragraph = printable(paragraph, usize::MAX);
+        let mut paragraph = printable(paragraph);
         for unit in ["%", "KiB", "MiB", "GiB", "TiB"] {
             paragraph = paragraph.replace(&format!(" {unit}"), &format!("\u{a0}{unit}"));
         }
@@ -153,7 +154,7 @@ fn data(recording: &Recording, notes: &TimelineNotes) -> String {
          \"startCharges\":[{}],\"events\":{},\"blocks\":{},\"bands\":{},\"streams\":{},\
          \"sites\":{},\"modules\":{},\"siteModules\":[{}],\"planned\":{},\"phases\":[{}],\
          \"marks\":[{}]",
-        escaped_json(&printable(&recording.policy, SITE_LEN_MAX)),
+        escaped_json(&end(&printable(&recording.policy), SITE_LEN_MAX)),
         number(recording.capacity_bytes),
         number(recording.lost_events),
         number(recording.start_reserved_bytes),
@@ -249,7 +250,7 @@ fn modules(recording: &Recording) -> (Vec<String>, Vec<String>) {
     let mut names = vec![String::new()];
     let sites = recording.sites.iter().map(|site| {
         let index = *indices.entry(site.module.as_str()).or_insert_with(|| {
-            names.push(printable(&site.module, SITE_LEN_MAX));
+            names.push(end(&printable(&site.module), SITE_LEN_MAX));
             names.len() - 1
         });
         index.to_string()
@@ -260,7 +261,7 @@ fn modules(recording: &Recording) -> (Vec<String>, Vec<String>) {
 
 /// The text of a note, as JSON.
 fn shown(text: &str) -> String {
-    escaped_json(&printable(text, usize::MAX))
+    escaped_json(&printable(text))
 }
 
 fn joined<T>(items: &[T], written: impl Fn(&T) -> String) -> String {
