@@ -20,6 +20,9 @@ use crate::run_lock::RunLock;
 /// The comment in a recipe before the name of its training.
 const ID_MARK: &str = "# training ";
 
+/// A size larger than any summary, and than any recipe.
+pub(crate) const SUMMARY_BYTES_MAX: u64 = 1 << 24;
+
 /// The folder of one run.
 #[derive(Clone, Debug)]
 pub struct RunDir(PathBuf);

@@ -1,9 +1,9 @@
 //! Files of the Hugging Face hub in its local cache.
 
+use crate::input::open_input;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
@@ -123,7 +123,7 @@ impl HubCache {
 fn read_commit(branch: &Path) -> Option<String> {
     const COMMIT_BYTES_MAX: u64 = 256;
     let mut text = String::new();
-    File::open(branch).ok()?.take(COMMIT_BYTES_MAX).read_to_string(&mut text).ok()?;
+    open_input(branch).ok()?.take(COMMIT_BYTES_MAX).read_to_string(&mut text).ok()?;
     Some(text.trim().to_owned())
 }
 

@@ -2,8 +2,10 @@
 //! or absent.
 
 use std::fs;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+
+use lowtide_data::{read_input, read_input_text};
 
 use crate::error::{PretrainedError, Result};
 
@@ -20,20 +22,8 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
 /// `File`, also for a path that is no regular file. A pipe is not opened, because opening would
 /// wait for a writer.
 pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
-    let refused = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
-    let read = || {
-        if !fs::metadata(path)?.is_file() {
-            return Err(refused("not a regular file".to_owned()));
-        }
-        let mut bytes = Vec::new();
-        fs::File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 <= bytes_max {
-            Ok(bytes)
-        } else {
-            Err(refused(format!("more than {bytes_max} bytes")))
-        }
-    };
-    read().map_err(|source| PretrainedError::File { path: path.to_owned(), source })
+    read_input(path, bytes_max)
+        .map_err(|source| PretrainedError::File { path: path.to_owned(), source })
 }
 
 /// [`read_bytes`] of a text.
@@ -41,11 +31,8 @@ pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
 /// # Errors
 /// `File`.
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<String> {
-    let text = String::from_utf8(read_bytes(path, bytes_max)?);
-    text.map_err(|error| {
-        let source = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
-        PretrainedError::File { path: path.to_owned(), source }
-    })
+    read_input_text(path, bytes_max)
+        .map_err(|source| PretrainedError::File { path: path.to_owned(), source })
 }
 
 /// Writes a file under a temporary name first, then renames it.

@@ -80,7 +80,8 @@ pub use parallel::vote::agree;
 pub use plan::run_shape::Examples;
 #[doc(hidden)]
 pub use run::metrics::{
-    EvaluationLine, METRICS_HELP, StepLine, metric_values, partial_of, recovery_name,
+    EvaluationLine, METRICS_BYTES_MAX, METRICS_HELP, StepLine, metric_values, partial_of,
+    recovery_name,
 };
 #[doc(hidden)]
 pub use run::rehearsed_evaluation::rehearse_evaluation;

@@ -1,10 +1,10 @@
 //! `lowtide finetune`.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use lowtide_data::open_input;
 use lowtide_trainer::{Result, TrainError};
 use serde_json::Value;
 
@@ -66,7 +66,7 @@ fn format_of(path: &Path) -> Result<LineKind> {
     const LINE_BYTES_MAX: u64 = 1 << 26;
     let file = |source| TrainError::File { path: path.to_owned(), source };
     let mut line = String::new();
-    let opened = File::open(path).map_err(file)?;
+    let opened = open_input(path).map_err(file)?;
     BufReader::new(opened.take(LINE_BYTES_MAX)).read_line(&mut line).map_err(file)?;
     let keys: Value = serde_json::from_str(&line).unwrap_or_default();
     let of_chosen = match keys.get("chosen") {

@@ -1,9 +1,9 @@
 //! `lowtide train --plan FILE`: a run with an earlier plan.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use lowtide_allocator::Category;
+use lowtide_data::read_input_text;
 use lowtide_trainer::{
     Examples, Fit, Knobs, Parallelism, Plan, RehearsedEvent, Result, TrainError, categories_json,
     modules_json,
@@ -45,7 +45,9 @@ impl PlanFile {
     /// # Errors
     /// `File`; `Setting` for a file that does not contain a plan.
     pub(super) fn read(path: &Path) -> Result<PlanFile> {
-        let text = fs::read_to_string(path)
+        /// A size larger than any plan.
+        const PLAN_BYTES_MAX: u64 = 1 << 26;
+        let text = read_input_text(path, PLAN_BYTES_MAX)
             .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
         let wrong = |error: serde_json::Error| TrainError::Setting {
             place: path.display().to_string(),

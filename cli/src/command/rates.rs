@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use lowtide_data::read_input_text;
 use lowtide_tensor::{Cpu, OpClass, Rate, Rates};
 use lowtide_trainer::{Forecast, NewFile, Result, TrainError};
 use serde::{Deserialize, Serialize};
@@ -115,7 +116,9 @@ impl Calibration {
 
     /// The calibration in a file. A missing file is a problem only if the variable names it.
     fn read(file: &Path, machine: &Machine) -> std::result::Result<Option<Calibration>, String> {
-        let text = match fs::read_to_string(file) {
+        /// A size larger than any file of rates.
+        const RATES_BYTES_MAX: u64 = 1 << 20;
+        let text = match read_input_text(file, RATES_BYTES_MAX) {
             Ok(text) => text,
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && env::var_os(VARIABLE).is_none() =>

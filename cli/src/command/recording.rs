@@ -1,10 +1,10 @@
 //! Files of recorded allocations: reading and writing all formats.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use lowtide_data::open_input;
 use lowtide_trace::pickle::PickleProblem;
 use lowtide_trace::{
     ExportError, Limits, Recording, Replay, Snapshot, TraceError, TraceProblem, read_snapshot,
@@ -32,7 +32,7 @@ const XZ_MAGIC: u8 = 0xfd;
 /// Reads a memory snapshot of PyTorch, plain or compressed with xz, or a trace of lowtide.
 pub(super) fn read(path: &Path, device: Option<usize>) -> Result<Recorded> {
     let file =
-        File::open(path).map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        open_input(path).map_err(|source| TrainError::File { path: path.to_owned(), source })?;
     let mut file = BufReader::new(file);
     let head =
         file.fill_buf().map_err(|source| TrainError::File { path: path.to_owned(), source })?;

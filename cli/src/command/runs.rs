@@ -6,6 +6,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use lowtide_data::read_input;
 use lowtide_trace::{beginning, printable};
 use lowtide_trainer::{NewFile, Result, TrainError, checkpoints_in};
 use serde_json::{Map, Value, json};
@@ -14,7 +15,7 @@ use crate::command::say;
 use crate::human::format_bytes;
 use crate::recipe::Recipe;
 use crate::report::{self, About, Row, figures, recipe_differences};
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, SUMMARY_BYTES_MAX};
 
 #[derive(Args)]
 pub(super) struct RunsArgs {
@@ -53,7 +54,7 @@ impl Known {
     /// Reads a run; `None` if there is none at the path.
     fn read(path: &Path) -> Option<Known> {
         let run_dir = RunDir::open(path).ok()?;
-        let text = fs::read(run_dir.summary()).ok();
+        let text = read_input(&run_dir.summary(), SUMMARY_BYTES_MAX).ok();
         let summary = text.and_then(|text| serde_json::from_slice(&text).ok());
         let left = checkpoints_in(&run_dir.partial().checkpoints()).unwrap_or_default();
         let cut_off_after = left.first().map(|&(step, _)| step);

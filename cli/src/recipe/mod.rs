@@ -18,13 +18,11 @@ mod schedule;
 mod shipped;
 mod stored;
 
-use std::fs;
-use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use lowtide_data::{Loader, LoaderOptions, OnBadSample};
+use lowtide_data::{Loader, LoaderOptions, OnBadSample, read_input_text};
 use lowtide_nn::optim::Stateful;
 use lowtide_nn::{NnError, Schedule};
 use lowtide_ranks::{Collectives, Rank};
@@ -153,19 +151,11 @@ pub enum BadSamples {
     Skip(usize),
 }
 
-/// A size larger than any recipe. A device such as `/dev/zero` has no end.
-const RECIPE_BYTES_MAX: u64 = 1 << 20;
-
 fn read(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    let read = fs::File::open(path)
-        .and_then(|file| file.take(RECIPE_BYTES_MAX + 1).read_to_string(&mut text));
-    if text.len() as u64 > RECIPE_BYTES_MAX {
-        let problem = format!("is no recipe: it has more than {RECIPE_BYTES_MAX} bytes");
-        return Err(TrainError::Setting { place: path.display().to_string(), problem });
-    }
-    read.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
-    Ok(text)
+    /// A size larger than any recipe.
+    const RECIPE_BYTES_MAX: u64 = 1 << 20;
+    read_input_text(path, RECIPE_BYTES_MAX)
+        .map_err(|source| TrainError::File { path: path.to_owned(), source })
 }
 
 /// The opened data of a recipe.

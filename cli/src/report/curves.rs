@@ -1,9 +1,9 @@
 //! All measurements of a run, from the lines of its `metrics.jsonl`.
 
-use std::fs;
 use std::path::Path;
 
-use lowtide_trainer::{Result, TrainError};
+use lowtide_data::read_input_text;
+use lowtide_trainer::{METRICS_BYTES_MAX, Result, TrainError};
 use serde_json::{Map, Value};
 
 /// Every metric of a run by step, and the steps that were retried or skipped.
@@ -66,7 +66,7 @@ impl Curves {
     /// # Errors
     /// `File` if it cannot be read; `Setting` if a line is no JSON object.
     pub fn read(path: &Path) -> Result<Curves> {
-        let text = fs::read_to_string(path)
+        let text = read_input_text(path, METRICS_BYTES_MAX)
             .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
         let mut curves = Curves::default();
         for (index, line) in text.split_inclusive('\n').enumerate() {

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
+use lowtide_data::read_input_text;
 use lowtide_trainer::{Result, TrainError, partial_of};
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ use super::charts::{grouped, quantity, title};
 use super::curves::{Curves, Series};
 use super::page;
 use crate::human::exact_bytes;
-use crate::run_dir::RunDir;
+use crate::run_dir::{RunDir, SUMMARY_BYTES_MAX};
 use crate::timeline::RecordedStep;
 
 /// A run in progress or a finished run.
@@ -196,9 +197,9 @@ fn figure(name: &str, value: &Value) -> String {
     }
 }
 
-/// The text of a file; `None` if the file does not exist.
+/// The text of a file of a run; `None` if the file does not exist.
 fn optional(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
+    match read_input_text(path, SUMMARY_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TrainError::File { path: path.to_owned(), source }),

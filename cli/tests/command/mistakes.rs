@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::place::{Place, skip};
+use crate::place::{Outcome, Place, skip};
 
 /// Checks that `arguments` are refused with a line that has all of `words`, and leave no files.
 #[track_caller]
@@ -77,8 +77,63 @@ fn recipes_that_cannot_be_read_are_named() {
     place.run("train folder").check_refused(1, &["folder", "directory"]);
     place.run("train folder/none/none.toml").check_refused(1, &["folder/none/none.toml"]);
     check_recipe(b"[train]\nepochs = \xff\n", &["recipe.toml", "UTF-8"]);
-    #[cfg(unix)]
-    place.run("train /dev/zero").check_refused(1, &["/dev/zero", "is no recipe"]);
+    place.write("long.toml", "#".repeat((1 << 20) + 1));
+    place.run("train long.toml").check_refused(1, &["long.toml: more than 1048576 bytes"]);
+}
+
+/// Makes a pipe, which nobody writes to.
+#[cfg(unix)]
+fn make_pipe(place: &Place, name: &str) {
+    let made = std::process::Command::new("mkfifo").arg(place.path(name)).status();
+    assert!(made.expect("mkfifo is there").success());
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_and_devices_in_place_of_files_are_refused_without_waiting() {
+    let place = Place::new();
+    make_pipe(&place, "pipe");
+    for path in ["pipe", "/dev/zero"] {
+        for arguments in ["train", "plan", "check", "train --plan", "explain", "replay"] {
+            let words = [path, "not a regular file"];
+            place.run(&format!("{arguments} {path}")).check_refused(1, &words);
+        }
+    }
+    for run in ["other", "run"] {
+        place.train("--epochs 1 --set model.channels=4", run);
+    }
+    for (name, command) in [
+        ("recipe.toml", "eval run"),
+        ("model.safetensors", "eval run"),
+        ("metrics.jsonl", "compare other run"),
+        ("summary.json", "compare other run"),
+    ] {
+        let file = format!("run/{name}");
+        let before = place.read(&file);
+        fs::remove_file(place.path(&file)).expect("it is there");
+        make_pipe(&place, &file);
+        place.run(command).check_refused(1, &[&file, "not a regular file"]);
+        place.run("runs .").check_done();
+        fs::remove_file(place.path(&file)).expect("it is there");
+        place.write(&file, before);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn recipe_and_plan_are_read_from_standard_input() {
+    use std::io::pipe;
+    let place = Place::new();
+    let plan = place.run("plan --epochs 1 --set model.channels=4 --json").check_done();
+    for (text, arguments) in [
+        ("[train]\nepochs = 3\n", "check /dev/stdin"),
+        (&plan, "train --plan /dev/stdin --epochs 1 --set model.channels=4 --out run"),
+    ] {
+        let (reader, mut writer) = pipe().expect("a pipe");
+        std::io::Write::write_all(&mut writer, text.as_bytes()).expect("the pipe has room");
+        drop(writer);
+        Outcome::of(place.command(arguments).stdin(reader)).check_done();
+    }
 }
 
 #[cfg(unix)]

@@ -1,8 +1,8 @@
 //! The binary files of CIFAR-10 and CIFAR-100.
 
 use crate::error::DataError;
+use crate::input::open_input;
 use crate::source::images::Images;
-use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
@@ -56,7 +56,7 @@ fn read_all(
         let record_len = label_count + PIXELS;
         let mut bytes = Vec::new();
         let limit = (RECORDS_MAX * record_len) as u64 + 1;
-        File::open(&path)
+        open_input(&path)
             .and_then(|file| file.take(limit).read_to_end(&mut bytes))
             .map_err(file)?;
         if bytes.is_empty() || bytes.len() as u64 == limit || bytes.len() % record_len != 0 {

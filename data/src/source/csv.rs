@@ -3,9 +3,9 @@
 use crate::dataset::{Dataset, SampleSlot};
 use crate::element::Field;
 use crate::error::{DataError, SampleError};
+use crate::input::open_input;
 use crate::source::memory::InMemory;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Csv {
     pub fn open(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Self, DataError> {
         let path = path.as_ref();
         let file = |source| DataError::File { path: path.to_owned(), source };
-        let reader = BufReader::new(File::open(path).map_err(file)?);
+        let reader = BufReader::new(open_input(path).map_err(file)?);
         Table::read(reader, options).map_err(file)?.into_dataset()
     }
 

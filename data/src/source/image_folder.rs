@@ -6,7 +6,8 @@ use crate::image::{
     DecodeOptions, ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, decode,
     decode_mask,
 };
-use std::fs::{self, File};
+use crate::input::open_input;
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -249,7 +250,7 @@ fn read_image(
 fn read_file(path: &Path, limits: &ImageLimits, out: &mut Vec<u8>) -> Result<(), DataError> {
     out.clear();
     let failed = |source| DataError::File { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
+    let file = open_input(path).map_err(failed)?;
     file.take(limits.file_bytes_max.saturating_add(1)).read_to_end(out).map_err(failed)?;
     if out.len() as u64 > limits.file_bytes_max {
         return Err(DataError::damaged(path, "the file is over the limit"));

@@ -5,8 +5,8 @@ use crate::element::{ElementType, Field};
 use crate::error::{DataError, SampleError};
 #[cfg(feature = "images")]
 use crate::image::{ImageFormat, ImageSample, ImageSource};
+use crate::input::open_input;
 use flate2::read::MultiGzDecoder;
-use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -244,7 +244,7 @@ struct Idx {
 fn read_idx(path: &Path, rank: usize) -> Result<Idx, DataError> {
     let wrong = |text: String| io::Error::new(ErrorKind::InvalidData, text);
     let read = || {
-        let mut file = BufReader::new(File::open(path)?);
+        let mut file = BufReader::new(open_input(path)?);
         let is_compressed = io::BufRead::fill_buf(&mut file)?.starts_with(&[0x1f, 0x8b]);
         let mut input: Box<dyn Read> =
             if is_compressed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "mapping a file is unsafe: other processes may change it")]
 
 use crate::error::DataError;
+use crate::input::open_input;
 use memmap2::Mmap;
-use std::fs::File;
 use std::path::Path;
 
 /// The bytes of a file. The system reads a page from disk when it is first accessed, and may drop
@@ -17,7 +17,7 @@ impl Map {
     /// # Errors
     /// [`DataError::File`] if the file cannot be opened or mapped.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let map = File::open(path).and_then(|file| {
+        let map = open_input(path).and_then(|file| {
             // SAFETY: 1. The mapping is private to this value and read only. 2. Users copy bytes
             // out of it as plain numbers, for which every value is valid, or check bytes again at
             // each use. So a process that writes to the file at the same time causes wrong samples,

@@ -3,9 +3,9 @@
 use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::Field;
 use crate::error::{DataError, SampleError};
+use crate::input::{TEXT_BYTES_MAX, read_input_text};
 use crate::source::token_rows::TokenRows;
 use crate::tokenizer::Characters;
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Text {
     /// # Errors
     /// [`DataError::File`] if the file cannot be read; as for [`Text::new`].
     pub fn read(path: &Path, context: usize) -> Result<Self, DataError> {
-        let text = fs::read_to_string(path);
+        let text = read_input_text(path, TEXT_BYTES_MAX);
         Text::new(
             &text.map_err(|source| DataError::File { path: path.to_owned(), source })?,
             context,

@@ -1,12 +1,12 @@
 //! Tokenizers of Hugging Face's `tokenizer.json`.
 
 use crate::error::{DataError, FilePlace, SampleError};
+use crate::input::open_input;
 use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, catch_panic};
 use serde::Deserialize;
 use serde_json::Value;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 /// Maximum number of bytes of a file. The largest tokenizers have about 30 MB.
@@ -29,12 +29,8 @@ impl TokenizerJson {
     /// is not a tokenizer, with the line if it is not JSON.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let file = |source| DataError::File { path: path.to_owned(), source };
-        // Opening a pipe would wait for a writer.
-        if !fs::metadata(path).map_err(file)?.is_file() {
-            return Err(file(io::Error::new(io::ErrorKind::InvalidData, "not a regular file")));
-        }
         let mut bytes = Vec::new();
-        let read = File::open(path)
+        let read = open_input(path)
             .and_then(|opened| opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
         read.map_err(file)?;
         let malformed =

@@ -8,6 +8,7 @@ mod draws;
 mod faults;
 mod folders;
 mod hub;
+mod inputs;
 mod json_lines;
 mod memory;
 mod mix;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use lowtide_data::read_input_text;
 use lowtide_tensor::DeviceKind;
 
 use crate::error::{Result, TrainError};
@@ -317,7 +318,9 @@ fn path_of(folder: &Path, step: u64) -> PathBuf {
 /// The cost and the number of steps of the best checkpoint in a folder; `None` if none is named or
 /// the named one is missing.
 fn best_in(folder: &Path) -> Option<(f64, u64)> {
-    let text = fs::read_to_string(folder.join(BEST)).ok()?;
+    /// A size larger than a cost and a number of steps.
+    const BEST_BYTES_MAX: u64 = 1 << 10;
+    let text = read_input_text(&folder.join(BEST), BEST_BYTES_MAX).ok()?;
     let (cost, step) = text.trim().split_once(' ')?;
     let (cost, step) = (cost.parse().ok()?, step.parse().ok()?);
     path_of(folder, step).is_dir().then_some((cost, step))

@@ -16,6 +16,9 @@ use crate::run::score::Score;
 /// Description of the lines of `metrics.jsonl`.
 pub const METRICS_HELP: &str = include_str!("metrics.md");
 
+/// A size larger than any metrics that fit into memory.
+pub const METRICS_BYTES_MAX: u64 = 1 << 36;
+
 /// Writes `metrics.jsonl`, under another name until the run ends. If a line cannot be written, for
 /// example on a full disk, the file ends before this line. Later lines are not written either,
 /// which leaves room for the model. A note on standard error reports the end, and the run goes on.

@@ -1,13 +1,12 @@
 //! Texts and tokens for a recipe.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use lowtide_data::{
     Bytes, ChatTemplate, DataError, Dataset, Document, DocumentRows, Documents, JsonLines,
-    LineFormat, PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, Text, Tiktoken,
-    TokenFile, Tokenizer, TokenizerJson,
+    LineFormat, PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, TEXT_BYTES_MAX,
+    Text, Tiktoken, TokenFile, Tokenizer, TokenizerJson, read_input_text,
 };
 use lowtide_trainer::{Result, TrainError};
 
@@ -24,7 +23,7 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 pub(super) fn text(data: &TextRecipe, wants: Wants) -> Result<Opened> {
     let context = data.context;
     let read = |path: &Path| {
-        fs::read_to_string(path)
+        read_input_text(path, TEXT_BYTES_MAX)
             .map_err(|source| TrainError::File { path: path.to_owned(), source })
     };
     if data.tokenizer != "characters" {

@@ -2,6 +2,7 @@
 
 use super::{Document, Documents};
 use crate::error::{DataError, FilePlace};
+use crate::input::{TEXT_BYTES_MAX, read_input};
 use crate::source::files::expand_folders;
 use crate::source::token_shard::TokenFormat;
 use crate::source::token_writer::TokenWriter;
@@ -23,7 +24,7 @@ impl Documents {
         let end = tokenizer.special(SpecialRole::EndOfText);
         let mut documents = Vec::new();
         for path in expand_folders(paths, "txt")? {
-            let bytes = match std::fs::read(&path) {
+            let bytes = match read_input(&path, TEXT_BYTES_MAX) {
                 Ok(bytes) => bytes,
                 Err(source) => return Err(DataError::File { path, source }),
             };

@@ -1,6 +1,7 @@
 //! Reading of files line by line, with a maximum length of a line.
 
 use crate::error::{DataError, FilePlace};
+use crate::input::open_input;
 use crate::source::json_lines::error::LineError;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -41,7 +42,7 @@ impl Lines {
         start: LineStart,
         line_bytes_max: usize,
     ) -> Result<Self, DataError> {
-        let opened = File::open(path).and_then(|mut file| {
+        let opened = open_input(path).and_then(|mut file| {
             file.seek(SeekFrom::Start(start.byte))?;
             Ok(BufReader::with_capacity(1 << 16, file))
         });
