@@ -43,6 +43,21 @@ pub(crate) fn exact_bytes(bytes: usize) -> String {
     format!("{} ({bytes} bytes)", format_bytes(bytes as u64))
 }
 
+/// A text whose control characters other than line breaks and tabs are escaped as in JSON, such as
+/// `\u001b`: names in a stranger's file, or the words of a stranger's model, cannot control a
+/// terminal. JSON stays JSON.
+pub(crate) fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() && !matches!(char, '\n' | '\t') {
+            shown += &format!("\\u{:04x}", u32::from(char));
+        } else {
+            shown.push(char);
+        }
+    }
+    shown
+}
+
 /// Writes a time in a unit in which it is at least 1, if there is one: `12.3 ms`.
 pub(crate) fn format_seconds(seconds: f64) -> String {
     match seconds {
@@ -177,6 +192,19 @@ mod tests {
             check_refused(input, |input| ParseBytesError::TooLarge { input });
         }
         check_parse("16777215TiB", 16_777_215 << 40);
+    }
+
+    #[test]
+    fn control_characters_are_visible_and_json_keeps_its_value() {
+        assert_eq!(
+            visible("\u{1b}[31mred\r\n\ta\u{9b}0m\u{7f}"),
+            "\\u001b[31mred\\u000d\n\ta\\u009b0m\\u007f"
+        );
+        assert_eq!(visible("größer ½ \u{200d}"), "größer ½ \u{200d}");
+        let value = serde_json::json!({ "name": "\u{1b}\u{7f}\u{85}" });
+        let shown = visible(&value.to_string());
+        assert!(shown.chars().all(|char| !char.is_control()), "{shown:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).expect("JSON"), value);
     }
 
     #[test]

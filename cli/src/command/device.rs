@@ -1,7 +1,5 @@
 //! `--device` and the budgets: the device that computes, and the limits on its memory.
 
-use std::io::{self, Write};
-
 use clap::Args;
 use lowtide_allocator::{MemoryLimit, available_bytes};
 use lowtide_ranks::Rank;
@@ -12,6 +10,7 @@ use lowtide_tensor::cuda::{CudaOptions, Precision, Products};
 use lowtide_tensor::{CpuOptions, Device, Rates, SimSpec};
 use lowtide_trainer::{Result, TrainError};
 
+use crate::command::failure::complain;
 use crate::command::parse_count;
 use crate::command::process::{Process, ProcessBudget};
 use crate::command::rates::Calibration;
@@ -353,10 +352,7 @@ impl DeviceArgs {
             && bytes > left_bytes
         {
             let [bytes, left] = [bytes, left_bytes].map(|bytes| format_bytes(bytes as u64));
-            let line = format!(
-                "lowtide: note: the {name} of {bytes} is more than the {left} available now"
-            );
-            drop(writeln!(io::stderr(), "{line}"));
+            complain(&format!("note: the {name} of {bytes} is more than the {left} available now"));
         }
     }
 

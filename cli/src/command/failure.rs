@@ -7,7 +7,7 @@ use lowtide_allocator::Category;
 use lowtide_trainer::{DoesNotFit, TrainError};
 
 use crate::command::{DOES_NOT_FIT, say};
-use crate::human::format_bytes;
+use crate::human::{format_bytes, visible};
 use crate::json::error_json;
 
 /// Prints an error on standard error in one line. On a terminal, facts about memory follow. With
@@ -24,10 +24,10 @@ pub(super) fn tell(error: &TrainError, json: bool) -> ExitCode {
     ExitCode::from(code(error))
 }
 
-/// Writes the line of an error to the error stream.
+/// Writes the line of an error or a note to the error stream, with [visible] control characters.
 pub(super) fn complain(line: &str) {
     // If standard error is closed, there is no reader.
-    drop(writeln!(io::stderr(), "lowtide: {line}"));
+    drop(writeln!(io::stderr(), "lowtide: {}", visible(line)));
 }
 
 fn code(error: &TrainError) -> u8 {

@@ -46,6 +46,7 @@ use lowtide_trainer::{Precision, Result, RunNotes, TrainError};
 
 use crate::command::device::DeviceArgs;
 use crate::command::failure::complain;
+use crate::human::visible;
 use crate::recipe::{BATCH_SIZE_MAX, EPOCHS_MAX, INTEGER_MAX, Recipe};
 
 /// Trains neural networks inside a memory budget.
@@ -225,10 +226,11 @@ fn say(line: &str) -> Result<()> {
     write_out(&format!("{line}\n")).map(drop)
 }
 
-/// Writes to standard output at once. Returns false if the reader has gone.
+/// Writes to standard output at once, with [visible] control characters. Returns false if the
+/// reader has gone.
 fn write_out(text: &str) -> Result<bool> {
     let mut out = io::stdout();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(visible(text).as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(source) => Err(TrainError::File { path: "standard output".into(), source }),

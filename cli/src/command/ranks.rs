@@ -1,7 +1,5 @@
 //! A run on several ranks: threads of this process, or processes that MPI has started.
 
-#[cfg(feature = "cuda")]
-use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +16,8 @@ use lowtide_trainer::{Result, TrainError};
 use crate::command::DeviceArgs;
 #[cfg(feature = "cuda")]
 use crate::command::capacity::Capacity;
+#[cfg(feature = "cuda")]
+use crate::command::failure::complain;
 
 /// Time that ranks wait for each other, besides the wait for memory. One rank may evaluate, or
 /// write a checkpoint, while the others wait.
@@ -78,8 +78,7 @@ pub(super) fn by_nccl(
         }
         Err(error @ (RanksError::Refused { .. } | RanksError::Tensor(_))) => {
             if is_first {
-                let line = format!("lowtide: note: tensors go through the host: {error}");
-                drop(writeln!(io::stderr(), "{line}"));
+                complain(&format!("note: tensors go through the host: {error}"));
             }
             Ok(ranks)
         }

@@ -13,6 +13,7 @@ use lowtide_tensor::{Cpu, OpClass, Rate, Rates};
 use lowtide_trainer::{Forecast, NewFile, Result, TrainError};
 use serde::{Deserialize, Serialize};
 
+use crate::command::failure::complain;
 use crate::report::{date, processor};
 
 /// The variable that names the file. If it is empty, no file is used and times are nominal.
@@ -106,9 +107,7 @@ impl Calibration {
         match Calibration::read(&file, &machine) {
             Ok(calibration) => calibration,
             Err(problem) => {
-                let file = file.display();
-                let line = format!("lowtide: note: {file}: {problem}; times are nominal");
-                drop(writeln!(io::stderr(), "{line}"));
+                complain(&format!("note: {}: {problem}; times are nominal", file.display()));
                 None
             }
         }

@@ -42,6 +42,27 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 
+/// The text as a terminal may get it.
+fn visible(text: &str) -> String {
+    let is_shown = |char: char| !char.is_control() || matches!(char, '\n' | '\t');
+    let shown = text.chars().map(|char| match char {
+        char if is_shown(char) => char.to_string(),
+        char => format!("\\u{:04x}", u32::from(char)),
+    });
+    shown.collect()
+}
+
+#[test]
+fn control_characters_that_a_model_says_do_not_reach_the_terminal() {
+    let place = place();
+    // A model of random weights says every byte.
+    let generate = "generate llama --prompt after --tokens 200 --temperature 1 --seed 3";
+    let answer = json(&place.run(&format!("{generate} --json")).check_done());
+    let text = answer["text"].as_str().expect("a text");
+    assert_ne!(visible(text), text, "the model has said no control character");
+    assert_eq!(place.run(generate).check_done(), visible(text) + "\n");
+}
+
 #[test]
 fn published_models_are_planned_by_their_names_for_each_method() {
     let place = Place::new();
@@ -130,7 +151,7 @@ fn adapters_learn_within_the_plan_and_alone_are_saved() {
     assert!(chat["prompt_tokens"].as_u64().expect("a count") >= 12, "{chat}");
     // The text that is written step by step is the same.
     let written = place.run(&generate.replace(" --json", "")).check_done();
-    assert_eq!(written, format!("{}\n", answer["text"].as_str().expect("a text")));
+    assert_eq!(written, visible(answer["text"].as_str().expect("a text")) + "\n");
     place.run("generate llama --prompt after --tokens 4").check_done();
 
     // Exported weights of the whole model include the adapters that the run learned.

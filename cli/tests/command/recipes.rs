@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::place::Place;
+use crate::place::{Outcome, Place};
 
 /// The shipped recipes with built-in data.
 const TRAINED: [(&str, &str, &[&str]); 8] = [
@@ -191,4 +191,25 @@ fn names_of_any_length_are_listed_and_compared_in_lines_that_can_be_read() {
     }
     let json = place.run("runs all --json").check_done();
     assert!(json.contains(&"x".repeat(70_000)), "programs read the whole name");
+}
+
+#[test]
+fn names_of_a_stranger_do_not_control_the_terminal() {
+    let place = Place::new();
+    write_run(&place, "all/plain", "test_loss");
+    write_run(&place, "all/\u{1b}[31mred", "test_\u{9b}32mgreen\u{202e}");
+    let red = place.path("all/\u{1b}[31mred");
+    for command in ["runs all", "compare all/plain"] {
+        for (flags, escape) in [("", "\\u{9b}32m"), (" --json", "\\u009b32m")] {
+            let mut command_line = place.command(&format!("{command}{flags}"));
+            if command.starts_with("compare") {
+                command_line.arg(&red);
+            }
+            let shown = Outcome::of(&mut command_line).check_done();
+            let has_control = shown.chars().any(|char| char.is_control() && char != '\n');
+            assert!(!has_control, "{command}{flags}: {shown:?}");
+            assert!(shown.contains(escape) && shown.contains("[31mred"), "{shown}");
+        }
+    }
+    place.run("runs \u{1b}[31mnone").check_refused(1, &["[31mnone", "No such file"]);
 }
