@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+/// A capacity from here on is no limit: no machine has as much memory. Simulations have such
+/// capacities.
+pub const UNLIMITED_BYTES: u64 = 1 << 60;
+
 /// A byte count for people: exact if it is whole in its unit, `6 MiB`, else to a tenth, `6.3 MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes<T>(pub T);

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use thiserror::Error;
 
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, UNLIMITED_BYTES};
 use crate::category::{ByCategory, Category};
 use crate::origin::ModulePath;
 use crate::source::SourceError;
@@ -152,7 +152,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// The failure and the missing bytes, without the rest of the ledger.
+    /// The failure, and the missing bytes if there are any, without the rest of the ledger.
     pub fn headline(&self) -> String {
         let OutOfMemory { category, site, .. } = self;
         let module = self.module.map_or_else(String::new, |module| format!(" in {module}"));
@@ -160,11 +160,19 @@ impl OutOfMemory {
         if let Some(call) = self.refused_call {
             return format!("out of memory: the driver has none for {call}, called by {site}");
         }
-        let [requested, missing] = [self.requested_bytes, self.missing_bytes].map(Bytes);
+        let missing = match self.missing_bytes {
+            0 => String::new(),
+            bytes => format!(", {} missing", Bytes(bytes)),
+        };
+        let requested = Bytes(self.requested_bytes);
         format!(
-            "out of memory{injected}: {requested} of {category} asked by {site}{module}, \
-             {missing} missing"
+            "out of memory{injected}: {requested} of {category} asked by {site}{module}{missing}"
         )
+    }
+
+    /// The capacity; `None` without a limit.
+    fn limit_bytes(&self) -> Option<usize> {
+        Some(self.capacity_bytes).filter(|&bytes| (bytes as u64) < UNLIMITED_BYTES)
     }
 
     /// The whole ledger, a line for each item, with exact bytes.
@@ -172,20 +180,20 @@ impl OutOfMemory {
         use fmt::Write as _;
         let mut text = format!("{self}\n");
         let rows = [
-            ("requested", self.requested_bytes),
-            ("missing", self.missing_bytes),
-            ("largest free", self.largest_free_bytes),
-            ("capacity", self.capacity_bytes),
-            ("reserved", self.reserved_bytes),
-            ("  allocated", self.allocated_bytes),
-            ("  charged", self.charged_bytes),
-            ("  cached", self.cached_bytes),
+            ("requested", Some(self.requested_bytes)),
+            ("missing", Some(self.missing_bytes)),
+            ("largest free", Some(self.largest_free_bytes)),
+            ("capacity", self.limit_bytes()),
+            ("reserved", Some(self.reserved_bytes)),
+            ("  allocated", Some(self.allocated_bytes)),
+            ("  charged", Some(self.charged_bytes)),
+            ("  cached", Some(self.cached_bytes)),
         ];
         let mut row = |name: &str, bytes: usize| {
             writeln!(text, "  {name:<18}{bytes:>16} B  {:>10}", Bytes(bytes).to_string())
                 .expect("a string takes all that is written to it");
         };
-        for (name, bytes) in rows {
+        for (name, bytes) in rows.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))) {
             row(name, bytes);
         }
         for (category, &bytes) in self.by_category.iter().filter(|&(_, &bytes)| bytes > 0) {
@@ -211,12 +219,15 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reserved = Bytes(self.reserved_bytes);
+        let reserved = match self.limit_bytes() {
+            Some(bytes) => format!("{reserved} of {} reserved", Bytes(bytes)),
+            None => format!("{reserved} reserved without a limit"),
+        };
         write!(
             f,
-            "{}; {} of {} reserved ({} allocated, {} charged, {} cached), largest free {}",
+            "{}; {reserved} ({} allocated, {} charged, {} cached), largest free {}",
             self.headline(),
-            Bytes(self.reserved_bytes),
-            Bytes(self.capacity_bytes),
             Bytes(self.allocated_bytes),
             Bytes(self.charged_bytes),
             Bytes(self.cached_bytes),

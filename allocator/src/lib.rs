@@ -28,7 +28,7 @@ pub mod torch;
 pub use arena::block_info::BlockInfo;
 pub use arena::extent::{BLOCK_BYTES, Extent, active_bytes};
 pub use arena::freed::FreedBlock;
-pub use bytes::Bytes;
+pub use bytes::{Bytes, UNLIMITED_BYTES};
 pub use caching::CachingAllocator;
 pub use caching::arenas::Arenas;
 pub use caching::buffer::Buffer;

@@ -1,4 +1,4 @@
-use lowtide_allocator::{Action, Category};
+use lowtide_allocator::{Action, Bytes, Category, Fault, Repeat};
 
 use crate::common::{PAGE_BYTES, PLENTY, World};
 
@@ -37,6 +37,23 @@ fn out_of_memory_tells_the_whole_story() {
     for part in ["40960 B", "20580 B", "    workspace", "request 3", "search, stitch, trim"] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
+}
+
+#[test]
+fn failure_without_a_limit_tells_no_capacity_and_nothing_missing() {
+    let memory = World::sim(PLENTY).memory;
+    memory.set_capacity(usize::MAX);
+    memory.inject_fault(Fault { nth: 1, repeat: Repeat::Once });
+    let error = memory.allocate_in(Category::Activation, 512).unwrap_err();
+    let ledger = error.out_of_memory().unwrap();
+    let expected = format!(
+        "out of memory (injected): 512 B of activation asked by {}; 0 B reserved without a limit \
+         (0 B allocated, 0 B charged, 0 B cached), largest free {}",
+        ledger.site,
+        Bytes(ledger.largest_free_bytes),
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(!ledger.ledger().contains("capacity"), "{}", ledger.ledger());
 }
 
 #[test]

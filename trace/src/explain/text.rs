@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lowtide_allocator::{Bytes, Category};
+use lowtide_allocator::{Bytes, Category, UNLIMITED_BYTES};
 
 use super::advice::{percent, ratio};
 use super::page::{Page, counted, duration, grouped};
@@ -76,6 +76,7 @@ impl Explanation {
         let policy = if self.policy.is_empty() { "not known" } else { &self.policy };
         let capacity = match self.capacity_bytes {
             0 => "not known".into(),
+            UNLIMITED_BYTES.. => "not limited".into(),
             bytes => Bytes(bytes).to_string(),
         };
         // A recording without times has 0 for each event.
@@ -132,7 +133,7 @@ impl Explanation {
             Some(event) => format!("after event {}", grouped(event)),
         };
         let most = match self.capacity_bytes {
-            0 => when,
+            0 | UNLIMITED_BYTES.. => when,
             bytes => {
                 format!("{when}; {} of the capacity", percent(self.reserved_peak_bytes, bytes))
             }
