@@ -17,7 +17,8 @@ impl RunLock {
     /// Keeps every other `RunLock` out of `folder` until this one is dropped.
     ///
     /// # Errors
-    /// `Setting` with the number of the process that has the lock, if another has it; `File`.
+    /// `Setting` with the number of the process that has the lock, if another has it, and for a
+    /// lock that is no file; `File`.
     pub(crate) fn take(folder: &Path) -> Result<RunLock> {
         RunLock::lock(folder, |file| match file.try_lock() {
             Err(TryLockError::WouldBlock) => Err(taken(folder, file)),
@@ -29,7 +30,7 @@ impl RunLock {
     /// Waits until no other process has the lock, and takes it.
     ///
     /// # Errors
-    /// `File`.
+    /// `Setting` for a lock that is no file; `File`.
     pub(crate) fn wait(folder: &Path) -> Result<RunLock> {
         RunLock::lock(folder, |file| Ok(file.lock()))
     }
@@ -40,6 +41,10 @@ impl RunLock {
     ) -> Result<RunLock> {
         let path = folder.join(".lock");
         let failed = |source| TrainError::File { path: path.clone(), source };
+        if path.metadata().is_ok_and(|lock| !lock.is_file()) {
+            let problem = "is not a regular file, and so no lock of a run: remove it".to_owned();
+            return Err(TrainError::Setting { place: path.display().to_string(), problem });
+        }
         loop {
             // The file is not truncated, because it contains the owner's process number.
             let mut options = File::options();

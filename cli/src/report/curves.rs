@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lowtide_data::read_input_text;
+use lowtide_data::read_input;
 use lowtide_trainer::{METRICS_BYTES_MAX, Result, TrainError};
 use serde_json::{Map, Value};
 
@@ -66,13 +66,13 @@ impl Curves {
     /// # Errors
     /// `File` if it cannot be read; `Setting` if a line is no JSON object.
     pub fn read(path: &Path) -> Result<Curves> {
-        let text = read_input_text(path, METRICS_BYTES_MAX)
+        let text = read_input(path, METRICS_BYTES_MAX)
             .map_err(|source| TrainError::File { path: path.to_owned(), source })?;
         let mut curves = Curves::default();
-        for (index, line) in text.split_inclusive('\n').enumerate() {
-            match serde_json::from_str(line) {
+        for (index, line) in text.split_inclusive(|&byte| byte == b'\n').enumerate() {
+            match serde_json::from_slice(line) {
                 Ok(Value::Object(line)) => curves.add(&line),
-                Err(_) if !line.ends_with('\n') => {}
+                Err(_) if !line.ends_with(b"\n") => {}
                 _ => {
                     let place = format!("{}:{}", path.display(), index + 1);
                     let problem = "not a JSON object".to_owned();

@@ -219,6 +219,9 @@ fn run_folders_that_cannot_be_are_named() {
     fs::create_dir_all(place.path("run/summary.json")).expect("folders");
     place.run("train --epochs 1 --out run").check_refused(1, &["summary.json: is a directory"]);
     assert_eq!(place.list("run"), ["summary.json"]);
+    fs::create_dir_all(place.path("other/.lock")).expect("folders");
+    let words = ["other/.lock", "not a regular file", "remove it"];
+    place.run("train --epochs 1 --out other").check_refused(1, &words);
 }
 
 #[cfg(unix)]

@@ -126,6 +126,30 @@ fn finished_run_goes_on_for_more_epochs() {
 }
 
 #[test]
+fn run_with_damaged_metrics_goes_on_with_the_lines_that_can_be_read() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 3", "whole");
+    place.train("small.toml --epochs 2 --checkpoint-every 1epoch", "cut");
+    let mut lines: Vec<Vec<u8>> =
+        place.read("cut/metrics.jsonl").split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+    lines[2] = b"\xff\xfe".to_vec();
+    lines[4] = b"{\"step\":".to_vec();
+    place.write("cut/metrics.jsonl", lines.join(&b'\n'));
+    let words = ["cut/metrics.jsonl:3", "not a JSON object"];
+    place.run("compare whole cut").check_refused(1, &words);
+    let resumed = place.run("train --resume cut --epochs 3 --quiet");
+    assert_eq!(resumed.stderr, "note: cut/metrics.jsonl: 2 damaged lines are left out\n");
+    resumed.check_done();
+    let [mut whole, cut] = ["whole", "cut"].map(|run| metrics(&place, run));
+    whole.remove(4);
+    whole.remove(2);
+    assert_eq!(cut, whole);
+    let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
+    assert_eq!(cut["final_state_hash"], whole["final_state_hash"]);
+}
+
+#[test]
 fn damaged_checkpoint_is_refused_by_name_and_the_one_before_offered() {
     let place = Place::new();
     place.write("small.toml", SMALL);

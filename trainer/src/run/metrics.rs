@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use lowtide_data::read_input;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::{Result, TrainError};
+use crate::files::new_file::NewFile;
 use crate::json::ledger_json;
 use crate::run::observer::{EvaluationReport, Flow, Observer, Recovery, StepReport, Training};
 use crate::run::score::Score;
@@ -119,36 +121,32 @@ impl Metrics {
     }
 
     /// Continues the file `before` of another run after its lines of up to `step` steps. If
-    /// `before` is missing, continues the file that an interrupted run left for `path`.
+    /// `before` is missing, continues the file that an interrupted run left for `path`. Damaged
+    /// lines are left out, and a note on standard error counts them.
     ///
     /// # Errors
     /// `File`.
     pub fn go_on(path: &Path, before: &Path, step: u64) -> Result<Self> {
         let (path, partial) = (path.to_owned(), partial_of(path));
-        let open = || {
-            if before != partial && before.exists() {
-                fs::copy(before, &partial)?;
-            }
-            let mut file = File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&partial)?;
-            let mut text = String::new();
-            file.read_to_string(&mut text)?;
-            // A killed run may have cut off its last line.
-            let step_of = |line: &str| serde_json::from_str::<Value>(line).ok()?["step"].as_u64();
-            let is_kept = |line: &&str| {
-                line.ends_with('\n') && step_of(line).is_some_and(|line_step| line_step <= step)
-            };
-            let kept: usize = text.split_inclusive('\n').take_while(is_kept).map(str::len).sum();
-            cut(&mut file, kept as u64)?;
-            Ok((file, kept as u64))
+        let before = if before.exists() { before } else { &partial };
+        let text = match read_input(before, METRICS_BYTES_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(|source| TrainError::File { path: before.to_owned(), source })?,
         };
-        let (file, len_bytes) =
-            open().map_err(|source| TrainError::File { path: path.clone(), source })?;
-        Ok(Metrics { path, partial, file, len_bytes, has_ended: false })
+        let (kept, damaged_count) = lines_up_to(step, &text);
+        if damaged_count > 0 {
+            let lines = if damaged_count == 1 { "line is" } else { "lines are" };
+            let before = before.display();
+            let line = format!("note: {before}: {damaged_count} damaged {lines} left out");
+            drop(writeln!(io::stderr(), "{line}"));
+        }
+        let failed = |source| TrainError::File { path: path.clone(), source };
+        // The earlier lines stay until the kept ones are on the disk.
+        let mut new = NewFile::create(&partial)?;
+        new.file().write_all(&kept).map_err(failed)?;
+        new.publish()?;
+        let file = File::options().append(true).open(&partial).map_err(failed)?;
+        Ok(Metrics { path, partial, file, len_bytes: kept.len() as u64, has_ended: false })
     }
 
     /// Writes a whole line, or nothing. The file of a killed run contains everything up to its last
@@ -240,6 +238,21 @@ impl Observer for Metrics {
         fs::rename(&self.partial, &self.path)
             .map_err(|source| TrainError::File { path: self.path.clone(), source })
     }
+}
+
+/// The lines of up to `step` steps, and the number of damaged lines. The last line of a killed run
+/// may be cut off, which is no damage.
+fn lines_up_to(step: u64, text: &[u8]) -> (Vec<u8>, usize) {
+    let (mut kept, mut damaged_count) = (Vec::new(), 0);
+    let step_of = |line: &[u8]| serde_json::from_slice::<Value>(line).ok()?["step"].as_u64();
+    for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+        match step_of(line) {
+            Some(line_step) if line_step <= step => kept.extend_from_slice(line),
+            Some(_) => {}
+            None => damaged_count += 1,
+        }
+    }
+    (kept, damaged_count)
 }
 
 /// Cuts a file off after `len_bytes` bytes, and moves the write position there.
