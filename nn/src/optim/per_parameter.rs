@@ -51,7 +51,7 @@ impl<R: UpdateRule> PerParameter<R> {
     /// # Errors
     /// `Option` for a value out of range.
     pub fn new(rule: R) -> Result<Self> {
-        rule.check()?;
+        check_rule(&rule)?;
         Ok(PerParameter {
             learning_rate: rule.learning_rate(),
             groups: vec![Group { pattern: "*".to_owned(), rule, rate_factor: 1.0 }],
@@ -70,7 +70,7 @@ impl<R: UpdateRule> PerParameter<R> {
     /// # Errors
     /// `Option` for a value out of range.
     pub fn with_group(mut self, pattern: impl Into<String>, rule: R) -> Result<Self> {
-        rule.check()?;
+        check_rule(&rule)?;
         let base = self.groups[0].rule.learning_rate();
         let rate_factor = if base == 0.0 { 1.0 } else { rule.learning_rate() / base };
         self.groups.push(Group { pattern: pattern.into(), rule, rate_factor });
@@ -170,6 +170,12 @@ struct Target {
     parameter: Tensor,
     states: Vec<Tensor>,
     at: UpdateStep,
+}
+
+/// `Ok` if the options of a rule are in their ranges and its learning rate is finite.
+fn check_rule(rule: &impl UpdateRule) -> Result<()> {
+    rule.check()?;
+    check_option("learning_rate", rule.learning_rate(), "the finite numbers", f64::is_finite)
 }
 
 impl Target {

@@ -260,6 +260,10 @@ fn sgd(checks: &mut Vec<Check>) -> Result<()> {
     let decay = SgdOptions { weight_decay: 0.2, ..plain };
     let momentum = SgdOptions { momentum: 0.9, ..plain };
     let dampened = SgdOptions { dampening: 0.3, ..momentum };
+    let infinite = SgdOptions::new(f64::INFINITY);
+    check_option(Sgd::new(infinite), "learning_rate", f64::INFINITY);
+    let grouped = Sgd::new(SgdOptions::new(0.1))?.with_group("*", infinite);
+    check_option(grouped, "learning_rate", f64::INFINITY);
     let nesterov = SgdOptions { momentum_kind: Momentum::Nesterov, ..momentum };
     let all = SgdOptions { weight_decay: 0.2, ..dampened };
     let nesterov_decay = SgdOptions { weight_decay: 0.2, ..nesterov };
