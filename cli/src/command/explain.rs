@@ -1,11 +1,11 @@
 //! `lowtide explain`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use lowtide_trainer::Result;
 
-use crate::command::recording::{self, Output, Target};
+use crate::command::recording::{self, Output, Target, unusable};
 use crate::command::say;
 
 #[derive(Args)]
@@ -21,6 +21,10 @@ pub(super) struct ExplainArgs {
 }
 
 pub(super) fn run(arguments: &ExplainArgs) -> Result<()> {
+    let paths: Vec<&Path> = arguments.write.iter().map(Target::path).collect();
+    if let Some(index) = (0..paths.len()).find(|&index| paths[..index].contains(&paths[index])) {
+        return Err(unusable(paths[index], "is named twice by --write".to_owned()));
+    }
     // Files are opened first, so that a wrong name is reported alone.
     let outputs: Result<Vec<Output>> = arguments.write.iter().map(Output::open).collect();
     let outputs = outputs?;

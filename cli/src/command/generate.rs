@@ -12,7 +12,7 @@ use lowtide_trainer::{Result, TrainError};
 
 use crate::command::capacity::Capacity;
 use crate::command::trained::Trained;
-use crate::command::{DeviceArgs, parse_count, say, write_out};
+use crate::command::{DeviceArgs, parse_count, parse_number, say, write_out};
 
 #[derive(Args, Clone)]
 pub(super) struct GenerateArgs {
@@ -26,22 +26,26 @@ pub(super) struct GenerateArgs {
     #[arg(long)]
     chat: bool,
     /// Largest number of new tokens.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
     tokens: u64,
     /// Randomness of the choice: 0 takes the most likely token, 1 uses the model's own
     /// probabilities.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", default_value = "0", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_number(text, "0 or more, and finite", is_temperature))]
     temperature: f64,
     /// Chooses only among this number of the most likely tokens.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
     #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 30))]
     top_k: Option<u64>,
-    /// Chooses only among the most likely tokens that have this share of the probability together.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
-    top_p: f64,
+    /// Chooses only among the most likely tokens that have this share of the probability together;
+    /// among all if absent.
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_number(text, "above 0 and up to 1", is_top_p))]
+    top_p: Option<f64>,
     /// Seed of the choices.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_count(text, 0..=u64::MAX))]
     seed: u64,
     #[command(flatten)]
     device: DeviceArgs,
@@ -54,7 +58,41 @@ pub(super) struct GenerateArgs {
 /// its index and its weight.
 const CHOICE_BYTES_PER_TOKEN: usize = 24;
 
+fn is_temperature(number: f64) -> bool {
+    (0.0..f64::INFINITY).contains(&number)
+}
+
+fn is_top_p(share: f64) -> bool {
+    share > 0.0 && share <= 1.0
+}
+
+impl GenerateArgs {
+    /// The choice of tokens.
+    ///
+    /// # Errors
+    /// `Setting` for limits of a random choice if nothing is chosen at random.
+    fn sampling(&self) -> Result<Sampling> {
+        if self.temperature > 0.0 {
+            return Ok(Sampling::Random {
+                key: RandomKey::new(self.seed),
+                temperature: self.temperature,
+                // The number is at most 2^30.
+                top_k: self.top_k.map(|count| count as usize),
+                top_p: self.top_p.unwrap_or(1.0),
+            });
+        }
+        let limits = [("--top-k", self.top_k.is_some()), ("--top-p", self.top_p.is_some())];
+        match limits.iter().find(|(_, is_given)| *is_given) {
+            Some((place, _)) => {
+                Err(setting(place, "limits a random choice, which takes a --temperature above 0"))
+            }
+            None => Ok(Sampling::Greedy),
+        }
+    }
+}
+
 pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
+    let sampling = arguments.sampling()?;
     let device = arguments.device.open(arguments.device.process_budget())?;
     let config = Trained::config_of(&arguments.model)?;
     let path = config.folder().join("tokenizer.json");
@@ -72,16 +110,6 @@ pub(super) fn run(arguments: &GenerateArgs) -> Result<()> {
     if prompt.is_empty() {
         return Err(setting("--prompt", "has no tokens to go on from"));
     }
-    let sampling = match arguments.temperature {
-        0.0 => Sampling::Greedy,
-        temperature => Sampling::Random {
-            key: RandomKey::new(arguments.seed),
-            temperature,
-            // The number is at most 2^30.
-            top_k: arguments.top_k.map(|count| count as usize),
-            top_p: arguments.top_p,
-        },
-    };
     let stops = stop_tokens(&*tokenizer);
     let options = GenerateOptions {
         len_max: arguments.tokens as usize,

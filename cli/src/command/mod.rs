@@ -154,6 +154,8 @@ impl Changes {
         train.batch_size = self.batch_size.map_or(train.batch_size, |size| size as usize);
         train.seed = self.seed.unwrap_or(train.seed);
         train.precision = self.precision.unwrap_or(train.precision);
+        // A batch may have to be made of leaves, and a type may be wrong beside another.
+        recipe.check()?;
         Ok(recipe)
     }
 }
@@ -162,6 +164,16 @@ fn parse_count(text: &str, range: RangeInclusive<u64>) -> std::result::Result<u6
     let count = text.parse().ok().filter(|count| range.contains(count));
     let (min, max) = (range.start(), range.end());
     count.ok_or_else(|| format!("expected a whole number from {min} to {max}"))
+}
+
+/// Parses a number that is in a range, which `range` tells in words.
+fn parse_number(
+    text: &str,
+    range: &str,
+    is_in_range: impl Fn(f64) -> bool,
+) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|&number| is_in_range(number));
+    number.ok_or_else(|| format!("{text} is not {range}"))
 }
 
 /// The exit code of a training or a trace that does not fit.

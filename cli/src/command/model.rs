@@ -12,9 +12,10 @@ use crate::recipe::{Base, FewBits, Recipe, Shipped, StoredType, Tuning};
 /// Options of training a pretrained model.
 #[derive(Args, Clone)]
 pub(super) struct ModelArgs {
-    /// Tokens of a row; if absent 1024, or the context of the model if that is smaller.
+    /// Tokens of a row, two or more; if absent 1024, or the context of the model if that is
+    /// smaller.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    #[arg(value_parser = |text: &str| parse_count(text, 1..=1 << 20))]
+    #[arg(value_parser = |text: &str| parse_count(text, 2..=1 << 20))]
     seq: Option<u64>,
     /// Trains adapters of this rank (LoRA), and freezes the weights.
     #[arg(long, value_name = "RANK", allow_hyphen_values = true)]

@@ -71,6 +71,10 @@ struct Outcome {
 
 /// Replays the recording and prints the outcome. Returns true if every request was served.
 pub(super) fn run(arguments: &ReplayArgs) -> Result<bool> {
+    if arguments.torch_conf.is_some() && arguments.policy == Some(PolicyKind::Pages) {
+        let problem = "is for the policy torch, and --policy is pages".to_owned();
+        return Err(unusable(Path::new("--torch-conf"), problem));
+    }
     let recorded = recording::read(&arguments.file, arguments.device)?;
     let kinds = match arguments.policy {
         Some(kind) => vec![kind],

@@ -147,7 +147,25 @@ fn say_table(rows: &[Vec<String>]) -> Result<()> {
     Ok(())
 }
 
+/// `Ok` if no run is named twice.
+///
+/// # Errors
+/// `Setting`.
+fn check_different(runs: &[PathBuf]) -> Result<()> {
+    let places: Vec<Option<PathBuf>> = runs.iter().map(|run| run.canonicalize().ok()).collect();
+    let is_again =
+        |&index: &usize| places[index].is_some() && places[..index].contains(&places[index]);
+    match (0..runs.len()).find(is_again) {
+        Some(index) => Err(TrainError::Setting {
+            place: runs[index].display().to_string(),
+            problem: "is named twice, and a run has no difference from itself".to_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
 pub(super) fn compare(arguments: &CompareArgs) -> Result<()> {
+    check_different(&arguments.runs)?;
     let read = |path: &PathBuf| {
         let run = report::Run::read(path)?;
         // The path as given, because two folders may have the same name.

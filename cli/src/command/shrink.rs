@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::command::eval::{ActivationArgs, Evaluated};
 use crate::command::train::{Ended, RunArgs};
-use crate::command::{Changes, DeviceArgs, say};
+use crate::command::{Changes, DeviceArgs, parse_number, say};
 use crate::human::format_bytes;
 use crate::recipe::{DistillRecipe, FewBits, PruneRecipe, Recipe};
 use crate::run_dir::RunDir;
@@ -20,11 +20,14 @@ use crate::run_dir::RunDir;
 pub(super) struct ShrinkArgs {
     /// The folder of the run whose model is made smaller; the run does not change.
     model: PathBuf,
-    /// The share of channels, hidden features and attention heads to remove.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    /// The share of channels, hidden features and attention heads to remove; 0 removes none, and
+    /// only trains and quantises.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5, allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_number(text, "from 0 up to 1", is_part))]
     channels: f64,
     /// The weight of the whole model's outputs in the smaller model's loss; 0 for none.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5, allow_hyphen_values = true)]
+    #[arg(value_parser = |text: &str| parse_number(text, "from 0 to 1", is_share))]
     teacher: f64,
     /// The type to which the smaller model's weights are quantised at the end.
     #[arg(long, value_enum, default_value = "int8")]
@@ -50,23 +53,23 @@ struct Row {
     batch_seconds: f64,
 }
 
+fn is_part(share: f64) -> bool {
+    (0.0..1.0).contains(&share)
+}
+
+fn is_share(share: f64) -> bool {
+    (0.0..=1.0).contains(&share)
+}
+
 pub(super) fn run(arguments: &ShrinkArgs) -> Result<()> {
     let ShrinkArgs { model, channels, teacher, bits, activations, changes, run } = arguments;
-    let wrong = |place: &str, problem: String| {
-        Err(TrainError::Setting { place: place.to_owned(), problem })
-    };
-    if !(0.0..1.0).contains(channels) {
-        return wrong("--channels", format!("{channels} is not from 0 up to 1"));
-    }
-    if !(0.0..=1.0).contains(teacher) {
-        return wrong("--teacher", format!("{teacher} is not from 0 to 1"));
-    }
     let activations = activations.beside(Some(*bits))?;
     let run_dir = RunDir::open(model)?;
     let recipe = changes.of(&smaller(Recipe::of_run(&run_dir)?, arguments), model)?;
     let place = |path: &PathBuf| path.canonicalize().ok();
     if run.out.as_ref().is_some_and(|out| place(out).is_some_and(|at| Some(at) == place(model))) {
-        return wrong("--out", "is the run that is made smaller, which stays".to_owned());
+        let problem = "is the run that is made smaller, which stays".to_owned();
+        return Err(TrainError::Setting { place: "--out".to_owned(), problem });
     }
     let name = name_of(&run_dir);
     let mut rows = vec![Row::of(name, &run_dir, None, &run.device)?];

@@ -1,10 +1,12 @@
 //! Recipes: model, data and training options in a TOML file. Everything has a default.
 
 mod augment;
+mod check;
 mod data;
 mod distill;
 mod help;
 mod kind;
+mod mistakes;
 mod model;
 mod optimizer;
 mod options;
@@ -23,8 +25,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lowtide_data::{Loader, LoaderOptions, OnBadSample, read_input_text};
+use lowtide_nn::Schedule;
 use lowtide_nn::optim::Stateful;
-use lowtide_nn::{NnError, Schedule};
 use lowtide_ranks::{Collectives, Rank};
 use lowtide_tensor::{CpuOptions, Device, RandomKey};
 use lowtide_trainer::observers::CheckpointEvery;
@@ -58,6 +60,7 @@ pub use schedule::{ScheduleRecipe, WarmUpRecipe};
 pub use shipped::{SHIPPED, Shipped};
 pub use stored::{StateType, StoredType};
 
+use mistakes::{line_of_error, line_of_name, place, readable};
 use options::options;
 use prune::Start;
 
@@ -243,79 +246,6 @@ impl Recipe {
         alike(self) == alike(other)
     }
 
-    /// `Ok` if every number is in its range.
-    ///
-    /// # Errors
-    /// `Setting` that names the first number out of its range.
-    pub fn check(&self) -> Result<()> {
-        let wrong = |name: &str, problem: String| Err(setting(name, &problem));
-        let counts = [
-            ("train.epochs", self.train.epochs, 1..=EPOCHS_MAX),
-            ("train.batch_size", self.train.batch_size as u64, 1..=BATCH_SIZE_MAX),
-            ("train.seed", self.train.seed, 0..=INTEGER_MAX),
-        ];
-        let of_tables = [self.model.counts(), self.data.counts()].concat();
-        let of_tables = of_tables
-            .into_iter()
-            .map(|(name, count, [min, max])| (name, count as u64, min as u64..=max as u64));
-        for (name, count, range) in counts.into_iter().chain(of_tables) {
-            if !range.contains(&count) {
-                let (min, max) = range.into_inner();
-                return wrong(name, format!("must be {min} to {max}"));
-            }
-        }
-        if let Some(leaf) = self.train.leaf {
-            let batch_size = self.train.batch_size;
-            if !batch_size.is_multiple_of(leaf.get()) {
-                let problem = format!("batches of {batch_size} are not made of leaves of {leaf}");
-                return wrong("train.leaf", problem);
-            }
-            if !self.train.split_batches {
-                let problem = "splits batches, which train.split_batches forbids".to_owned();
-                return wrong("train.leaf", problem);
-            }
-        }
-        self.augment.check()?;
-        self.distill.iter().try_for_each(DistillRecipe::check)?;
-        self.prune.iter().try_for_each(PruneRecipe::check)?;
-        self.preference.iter().try_for_each(PreferenceRecipe::check)?;
-        if self.preference.is_some() && !self.data.is_preferences() {
-            let problem = "is for data of answers that are preferred to others, see data.format";
-            return wrong("preference", problem.to_owned());
-        }
-        if let Some((at, dropout)) = self.model.dropout().filter(|(_, p)| !(0.0..1.0).contains(p)) {
-            return wrong(at, format!("{dropout} is not from 0 up to 1"));
-        }
-        if let Some(norm) = self.train.clip_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
-            return wrong("train.clip_norm", format!("{norm} is not above 0"));
-        }
-        if self.train.parameters != StoredType::F32 && self.train.precision == Precision::F16 {
-            let problem = "cannot be bf16 where train.precision is f16: scaled gradients are f32";
-            return wrong("train.parameters", problem.to_owned());
-        }
-        let in_table = |table: &str, error| match error {
-            NnError::Option { name, value, range } => {
-                let name = match name {
-                    "beta" => "betas",
-                    "coefficient" => "coefficients",
-                    "milestone" => "at",
-                    name => name,
-                };
-                let (place, problem) =
-                    (format!("{table}.{name}"), format!("{value} is not in {range}"));
-                TrainError::Setting { place, problem }
-            }
-            other => other.into(),
-        };
-        let warm_up = ScheduleRecipe::default().after(self.warm_up);
-        warm_up.check().map_err(|error| in_table("warm_up", error))?;
-        let schedule = self.schedule.after(WarmUpRecipe::default());
-        schedule.check().map_err(|error| in_table("schedule", error))?;
-        let how = RuleOptions { schedule, rounding: None, states: StateType::F32 };
-        let built = self.optimizer.build(how);
-        built.map(drop).map_err(|error| in_table("optimizer", error))
-    }
-
     /// Opens the data once for loaders and model, because files may be large and texts have to be
     /// encoded.
     ///
@@ -482,70 +412,4 @@ fn host_of(device: &Device) -> Result<Device> {
 
 fn setting(place: &str, problem: &str) -> TrainError {
     TrainError::Setting { place: place.to_owned(), problem: problem.to_owned() }
-}
-
-/// The parser's message in one line, without names of Rust types, and with the nearest known name.
-fn readable(message: &str) -> String {
-    if is_beyond_integers(message) {
-        return format!("whole numbers are {} to {}", i64::MIN, i64::MAX);
-    }
-    let problem = message.lines().collect::<Vec<_>>().join(" ");
-    let problem = problem.replace("expected usize", "expected u64") + &near(message);
-    let problem = problem.replace("expected u64", "expected a whole number, 0 or more");
-    problem.replace("expected f64", "expected a number")
-}
-
-/// True for a parser's message about an integer that does not fit TOML's 64 bits with a sign.
-fn is_beyond_integers(message: &str) -> bool {
-    let marks = ["u64 value was too large", "` as i128", "` as u128", "number overflowed"];
-    marks.iter().any(|mark| message.contains(mark))
-}
-
-/// The nearest known name, to be added to a parser's message about an unknown name.
-fn near(message: &str) -> String {
-    let is_unknown = message.contains("unknown field `") || message.contains("unknown variant `");
-    let mut names = message.split('`').skip(1).step_by(2);
-    let Some(wrong) = names.next().filter(|_| is_unknown) else { return String::new() };
-    let distance = |name: &str| strsim::damerau_levenshtein(wrong, name);
-    let nearest = names.min_by_key(|name| distance(name));
-    // A third of the letters may be wrong; in a short name, two.
-    let is_near = |name: &&str| distance(name) <= (wrong.chars().count() / 3).max(2);
-    let suggestion = nearest.filter(is_near).map(|name| format!("; did you mean `{name}`?"));
-    suggestion.unwrap_or_default()
-}
-
-/// A place in a recipe: the file, the line's number and the line itself.
-fn place(path: &Path, text: &str, line: Option<usize>) -> String {
-    let Some(line) = line else { return path.display().to_string() };
-    let source = text.lines().nth(line - 1).unwrap_or_default().trim();
-    let source = if source.is_empty() { String::new() } else { format!(" ({source})") };
-    format!("{}, line {line}{source}", path.display())
-}
-
-/// The line of an error that begins at `start`. For an unknown key the parser points at the table's
-/// header, so the key is searched below the header.
-fn line_of_error(text: &str, start: usize, message: &str) -> usize {
-    let start = text.floor_char_boundary(start);
-    let first = text[..start].matches('\n').count() + 1;
-    let after = |mark| message.strip_prefix(mark).and_then(|rest: &str| rest.split('`').next());
-    let key = after("unknown field `").or_else(|| after("unfit value of `"));
-    let key = key.or_else(|| message.starts_with("unknown variant").then_some("kind"));
-    key.and_then(|key| line_of_key(text, first, key)).unwrap_or(first)
-}
-
-/// The line that sets `table.key`.
-fn line_of_name(text: &str, name: &str) -> Option<usize> {
-    let (table, key) = name.split_once('.')?;
-    let header = text.lines().position(|line| line.trim() == format!("[{table}]"))?;
-    line_of_key(text, header + 1, key)
-}
-
-/// The line, from `first` on and counted from 1, that sets `key` in the same table.
-fn line_of_key(text: &str, first: usize, key: &str) -> Option<usize> {
-    let sets = |line: &str| line.split_once('=').is_some_and(|(left, _)| left.trim() == key);
-    let lines = text.lines().enumerate().skip(first - 1);
-    lines
-        .take_while(|(index, line)| *index < first || !line.trim_start().starts_with('['))
-        .find(|(_, line)| sets(line))
-        .map(|(index, _)| index + 1)
 }

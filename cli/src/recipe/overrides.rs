@@ -5,7 +5,8 @@ use std::path::Path;
 use lowtide_trainer::{Result, TrainError};
 use toml::{Table, Value};
 
-use crate::recipe::{Recipe, Shipped, is_beyond_integers, read, readable};
+use crate::recipe::mistakes::{is_beyond_integers, readable};
+use crate::recipe::{Recipe, Shipped, read};
 
 impl Recipe {
     /// Loads the recipe at `path`, the shipped recipe of that name, or the default one. Then sets

@@ -28,6 +28,9 @@ impl PruneRecipe {
     /// # Errors
     /// `Setting` for a number out of its range.
     pub(super) fn check(&self) -> Result<()> {
+        if self.groups.is_empty() {
+            return Err(setting("prune.groups", "names no layer; \"*\" is all of them"));
+        }
         match self.channels {
             share if (0.0..1.0).contains(&share) => Ok(()),
             share => Err(setting("prune.channels", &format!("{share} is not from 0 up to 1"))),

@@ -99,6 +99,17 @@ impl Default for ScheduleRecipe {
 }
 
 impl ScheduleRecipe {
+    /// Number of steps until the schedule ends, if it ends.
+    pub(super) fn steps(&self) -> Option<u64> {
+        match *self {
+            ScheduleRecipe::Linear { steps, .. }
+            | ScheduleRecipe::Cosine { steps, .. }
+            | ScheduleRecipe::Polynomial { steps, .. }
+            | ScheduleRecipe::OneCycle { steps, .. } => Some(steps),
+            _ => None,
+        }
+    }
+
     /// The schedule of the recipe, which begins after `warm_up`.
     pub(super) fn after(&self, warm_up: WarmUpRecipe) -> Schedule {
         let schedule = match *self {

@@ -51,6 +51,10 @@ fn numbers_out_of_range_on_the_command_line_are_named() {
         check(&format!("train {flag} 0"), &[flag, "'0'"]);
     }
     check("train --epochs 18446744073709551615", &["--epochs"]);
+    for wait in ["18446744073709551615s", "1193047h", "0s"] {
+        check(&format!("train --wait {wait}"), &["--wait", wait]);
+        check(&format!("train --checkpoint-every {wait}"), &["--checkpoint-every", wait]);
+    }
     // A recipe with this seed could be written, and not be read.
     let words = ["--seed", "'9223372036854775808'", "0 to 9223372036854775807"];
     check("train --seed 9223372036854775808", &words);
@@ -197,12 +201,31 @@ fn recipe_numbers_out_of_range_name_the_line_and_the_range() {
     let adam = |line| format!("[optimizer]\nkind = \"adam\"\n{line}\n");
     check_recipe(adam("learning_rate = -1"), &["line 3 (learning_rate = -1)", "0.."]);
     check_recipe(adam("learning_rate = nan"), &["line 3", "NaN"]);
+    check_recipe(adam("learning_rate = inf"), &["line 3 (learning_rate = inf)", "finite"]);
+    check_recipe("[train]\nleaf = 0\n", &["line 2 (leaf = 0)", "a whole number, 1 or more"]);
+    let cosine = "[schedule]\nkind = \"cosine\"\nsteps = 0\n";
+    check_recipe(cosine, &["line 3 (steps = 0)", "must be 1 to"]);
+    let table = "[data]\nkind = \"csv\"\nfill = nan\n";
+    check_recipe(table, &["line 3 (fill = nan)", "is not finite"]);
     check_recipe(adam("betas = [0.9, 1.5]"), &["line 3 (betas = [0.9, 1.5])", "1.5", "0..1"]);
     check_recipe(adam("betas = [0.9]"), &["([optimizer])", "length 2"]);
     check_recipe(adam("eps = -1"), &["line 3 (eps = -1)"]);
     check_recipe(adam("weight_decay = -1"), &["line 3 (weight_decay = -1)"]);
     let sgd = "[optimizer]\nkind = \"sgd\"\nnesterov = true\nmomentum = 0\n";
     check_recipe(sgd, &["line 4 (momentum = 0)"]);
+}
+
+#[test]
+fn flag_that_does_not_go_with_the_recipe_is_named() {
+    let place = Place::new();
+    place.write("leaves.toml", "[train]\nleaf = 32\n");
+    place.write("bf16.toml", "[train]\nparameters = \"bf16\"\n");
+    for command in ["train", "plan", "check"] {
+        let words = ["train.leaf", "batches of 100 are not made of leaves of 32"];
+        place.run(&format!("{command} leaves.toml --batch-size 100")).check_refused(1, &words);
+        let words = ["train.parameters", "cannot be bf16 where train.precision is f16"];
+        place.run(&format!("{command} bf16.toml --precision f16")).check_refused(1, &words);
+    }
 }
 
 #[test]

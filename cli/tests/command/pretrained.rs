@@ -399,7 +399,24 @@ fn mistakes_are_told_by_name() {
     place.write("other.jsonl", "{\"question\": 1}\n");
     refused("finetune llama other.jsonl", &["other.jsonl, line 1", "messages"]);
     refused("finetune Qwen/Qwen3-0.6B texts.jsonl", &["Qwen/Qwen3-0.6B is no folder"]);
-    refused("generate llama --prompt x --temperature -1", &["temperature"]);
+    for (arguments, words) in [
+        ("--temperature -1", &["--temperature", "-1 is not 0 or more"][..]),
+        ("--temperature nan", &["--temperature", "nan is not 0 or more"]),
+        ("--temperature inf", &["--temperature", "inf is not 0 or more, and finite"]),
+        ("--top-p 2", &["--top-p", "2 is not above 0 and up to 1"]),
+        ("--top-p 0 --temperature 1", &["--top-p", "0 is not above 0 and up to 1"]),
+        ("--top-p -1 --temperature 1", &["--top-p", "-1 is not above 0"]),
+        ("--top-p 0.5", &["--top-p", "a --temperature above 0"]),
+        ("--top-k 5", &["--top-k", "a --temperature above 0"]),
+        ("--top-k 0 --temperature 1", &["--top-k", "from 1 to"]),
+        ("--tokens 0", &["--tokens", "from 1 to"]),
+        ("--seed -1", &["--seed", "expected a whole number from 0"]),
+    ] {
+        refused(&format!("generate llama --prompt x {arguments}"), words);
+    }
+    for arguments in ["plan llama --seq 1", "finetune llama texts.jsonl --seq 1"] {
+        refused(arguments, &["--seq", "from 2 to"]);
+    }
     fs::remove_file(place.path("llama/model.safetensors")).expect("it was there");
     refused("finetune llama texts.jsonl --seq 16", &["model.safetensors"]);
     place.write(

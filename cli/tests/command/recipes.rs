@@ -159,6 +159,10 @@ fn runs_are_listed_and_compared() {
     assert_eq!(json["recipe"]["model.channels"], serde_json::json!(["4", "5"]));
     assert_eq!(json["values"][1]["steps"], serde_json::json!(6));
     place.run("compare all/run-9 all/none").check_refused(1, &["all/none", "No such file"]);
+    for again in ["all/run-9", "all/../all/run-9/"] {
+        let words = [again, "is named twice"];
+        place.run(&format!("compare all/run-9 all/run-10 {again}")).check_refused(1, &words);
+    }
     place.run("compare all/run-9 all").check_refused(1, &["all/metrics.jsonl", "No such file"]);
 
     let said = place.run("compare all/run-9 all/run-10 --page both.html").check_done();

@@ -185,4 +185,10 @@ fn mistakes_of_replay_and_explain_are_one_line() {
         .run("replay snapshot --torch-conf max_split_size_mb:x")
         .check_refused(1, &["--torch-conf", "max_split_size_mb"]);
     place.run("replay snapshot --capacity 0").check_refused(1, &["0"]);
+    place
+        .run("replay snapshot --policy pages --torch-conf max_split_size_mb:20")
+        .check_refused(1, &["--torch-conf", "--policy is pages"]);
+    place
+        .run("explain snapshot --write page.html --write page.html")
+        .check_refused(1, &["page.html", "named twice by --write"]);
 }

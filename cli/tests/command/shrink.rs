@@ -110,7 +110,10 @@ fn what_cannot_be_made_smaller_is_refused_and_nothing_is_lost() {
     refused("whole --out whole", &["--out", "is the run that is made smaller"]);
     refused("whole --out ./whole/../whole", &["--out", "is the run that is made smaller"]);
     refused("whole --out x --channels 1", &["--channels", "1 is not from 0 up to 1"]);
+    refused("whole --out x --channels -0.5", &["--channels", "-0.5 is not from 0 up to 1"]);
     refused("whole --out x --teacher 2", &["--teacher", "2 is not from 0 to 1"]);
+    refused("whole --out x --teacher nan", &["--teacher", "nan is not from 0 to 1"]);
+    refused("whole --out x --set prune.groups=[]", &["prune.groups", "names no layer"]);
     refused("whole --out x --bits int7", &["int7"]);
     let words = ["--int8-activations", "--bits int8"];
     refused("whole --out x --bits nf4 --int8-activations", &words);

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::observer::Position;
 
+/// A time longer than any run, 136 years. A clock cannot add any number of seconds.
+const SECONDS_MAX: u64 = 1 << 32;
+
 /// The interval of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -43,13 +46,16 @@ impl FromStr for CheckpointEvery {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (count, unit) = text.split_at(digits);
         let count: u64 = count.parse().ok().filter(|&count| count > 0).ok_or_else(expected)?;
-        let time = |seconds| Ok(CheckpointEvery::Time(Duration::from_secs(count * seconds)));
+        let time = |unit_seconds| {
+            let seconds = count.checked_mul(unit_seconds).filter(|&seconds| seconds <= SECONDS_MAX);
+            seconds.map(|it| CheckpointEvery::Time(Duration::from_secs(it))).ok_or_else(expected)
+        };
         match unit.trim() {
             "" | "step" | "steps" => Ok(CheckpointEvery::Steps(count)),
             "epoch" | "epochs" => Ok(CheckpointEvery::Epochs(count)),
             "s" => time(1),
-            "min" if count < 1 << 40 => time(60),
-            "h" if count < 1 << 40 => time(3600),
+            "min" => time(60),
+            "h" => time(3600),
             _ => Err(expected()),
         }
     }
