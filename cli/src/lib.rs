@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod command;
-mod fingerprint;
 mod human;
 mod json;
 pub mod recipe;

@@ -10,9 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lowtide_trainer::{
-    Fingerprint, Knobs, NewFile, Parallelism, Result, TrainError, sync_path,
-};
+use lowtide_trainer::{Fingerprint, Knobs, NewFile, Parallelism, Result, TrainError, sync_path};
 use serde::{Deserialize, Serialize};
 
 use crate::run_lock::RunLock;

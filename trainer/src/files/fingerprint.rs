@@ -30,7 +30,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// The fingerprint of a file with these contents.
-    pub(crate) fn of(bytes: &[u8]) -> Fingerprint {
+    pub fn of_bytes(bytes: &[u8]) -> Fingerprint {
         Fingerprint { bytes: bytes.len() as u64, xxh3: checksum(bytes) }
     }
 
@@ -45,8 +45,8 @@ impl Fingerprint {
         Ok(hash.finish(hash.bytes))
     }
 
-    /// The fingerprint of safetensors files by samples, at the same small cost for files of any
-    /// size: the length of each file, its header, and 32 pieces from its first to its last byte. A
+    /// The fingerprint of files by samples, at the same small cost for files of any size: the
+    /// length of each file, 32 pieces from its first to its last byte, and the header of weights. A
     /// change between the pieces is not noticed.
     ///
     /// # Errors
@@ -54,10 +54,32 @@ impl Fingerprint {
     pub fn of_samples(paths: &[PathBuf]) -> Result<Fingerprint> {
         let (mut hash, mut bytes) = (Hash::default(), 0);
         for path in paths {
-            let sampled = open(path).and_then(|mut file| hash.add_samples(&mut file));
+            let sampled = hash.add_samples(path);
             bytes += sampled.map_err(|source| TrainError::File { path: path.clone(), source })?;
         }
         Ok(hash.finish(bytes))
+    }
+
+    /// The fingerprint of a file by samples, or of a folder: the names and the lengths of all files
+    /// in it, and samples of weights.
+    ///
+    /// # Errors
+    /// `File`.
+    pub fn of_contents(path: &Path) -> Result<Fingerprint> {
+        let mut hash = Hash::default();
+        let found = if path.is_dir() { hash.add_folder(path) } else { hash.add_samples(path) };
+        let bytes = found.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
+        Ok(hash.finish(bytes))
+    }
+
+    /// XXH3 in 16 hexadecimal digits.
+    pub fn xxh3(&self) -> &str {
+        &self.xxh3
+    }
+
+    /// Number of bytes of the files.
+    pub fn size_bytes(&self) -> u64 {
+        self.bytes
     }
 }
 
@@ -109,11 +131,12 @@ impl Hash {
     }
 
     /// Reads samples of a file, and returns the length of the file.
-    fn add_samples(&mut self, file: &mut File) -> io::Result<u64> {
+    fn add_samples(&mut self, path: &Path) -> io::Result<u64> {
+        let mut file = open(path)?;
         let len = file.metadata()?.len();
         self.hash.update(&len.to_le_bytes());
         if len <= SAMPLES * SAMPLE_BYTES {
-            self.add(file)?;
+            self.add(&mut file)?;
             return Ok(len);
         }
         // The file begins with the length of its header.
@@ -127,6 +150,28 @@ impl Hash {
             self.add(file.by_ref().take(SAMPLE_BYTES))?;
         }
         Ok(len)
+    }
+
+    /// Reads the names and the lengths of all files in a folder, and samples of weights. Returns the
+    /// sum of the lengths.
+    fn add_folder(&mut self, folder: &Path) -> io::Result<u64> {
+        let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
+        let mut entries = entries.collect::<io::Result<Vec<PathBuf>>>()?;
+        entries.sort_unstable();
+        let mut bytes = 0;
+        for path in entries {
+            let metadata = fs::metadata(&path)?;
+            self.hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+            bytes += if metadata.is_dir() {
+                self.add_folder(&path)?
+            } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+                self.add_samples(&path)?
+            } else {
+                self.hash.update(&metadata.len().to_le_bytes());
+                metadata.len()
+            };
+        }
+        Ok(bytes)
     }
 
     fn finish(&self, bytes: u64) -> Fingerprint {

@@ -105,7 +105,7 @@ impl Snapshot {
     pub(crate) fn new(content: Content, model: Vec<u8>, optimizer: Vec<u8>) -> Snapshot {
         let files = [(MODEL, model), (OPTIMIZER, optimizer)];
         let fingerprint =
-            |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of(bytes));
+            |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), Fingerprint::of_bytes(bytes));
         let content = Content { files: files.iter().map(fingerprint).collect(), ..content };
         Snapshot { content, files }
     }
@@ -212,7 +212,7 @@ impl<'a> Saved<'a> {
         }
         let path = self.path(name);
         let bytes = read(&path)?;
-        if self.content.files.get(name) == Some(&Fingerprint::of(&bytes)) {
+        if self.content.files.get(name) == Some(&Fingerprint::of_bytes(&bytes)) {
             return Ok(Cow::Owned(bytes));
         }
         Err(damaged(&path, "it is not the file that was saved"))

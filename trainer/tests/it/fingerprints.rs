@@ -64,3 +64,27 @@ fn what_is_no_file_is_an_error_that_names_it() {
         assert_eq!(named(of_samples(&path)), path);
     }
 }
+
+#[test]
+fn folder_is_known_by_names_and_lengths_and_by_its_weights() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let of = || Fingerprint::of_contents(folder.path()).expect("readable");
+    let write = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path().join(name), bytes).expect("room");
+        of()
+    };
+    fs::create_dir(folder.path().join("inner")).expect("a folder");
+    let first = write("inner/a.png", b"abc");
+    assert_eq!(write("inner/a.png", b"abd"), first, "images are too many to read");
+    assert_eq!(first.size_bytes(), 3);
+    let longer = write("inner/a.png", b"abcd");
+    assert_ne!(longer, first);
+    fs::rename(folder.path().join("inner/a.png"), folder.path().join("inner/b.png")).unwrap();
+    let renamed = of();
+    assert_ne!(renamed, longer);
+    let weights = write("model.safetensors", b"12");
+    assert_ne!(write("model.safetensors", b"13"), weights);
+    let file = folder.path().join("model.safetensors");
+    let of_file = Fingerprint::of_contents(&file).expect("readable");
+    assert_eq!(of_file, Fingerprint::of_samples(&[file]).expect("readable"));
+}

@@ -4,12 +4,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use lowtide_trainer::{Knobs, Parallelism, Plan};
+use lowtide_trainer::{Fingerprint, Knobs, Parallelism, Plan};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::arguments::RunArgs;
-use crate::fingerprint::Fingerprint;
 use crate::human::format_bytes;
 use crate::recipe::Recipe;
 
@@ -45,14 +43,14 @@ impl Conditions {
         let paths = recipe.paths();
         // A file that cannot be read now is an error where it is opened.
         let read = |path: &std::path::PathBuf| {
-            Some((path.display().to_string(), Fingerprint::of(path).ok()?))
+            Some((path.display().to_string(), Fingerprint::of_contents(path).ok()?))
         };
         let files: BTreeMap<_, _> = paths.iter().filter_map(read).collect();
         let id = match &arguments.resumed {
             Some(resumed) => resumed.id.clone(),
             None => {
                 let files = serde_json::to_string(&files).expect("plain values");
-                format!("{:016x}", xxh3_64((recipe.to_toml() + &files).as_bytes()))
+                Fingerprint::of_bytes((recipe.to_toml() + &files).as_bytes()).xxh3().to_owned()
             }
         };
         Conditions {
@@ -73,10 +71,11 @@ impl Conditions {
     pub(super) fn tell_changed_files(&self, recipe: &Recipe) {
         for path in recipe.paths() {
             let Some(before) = self.files.get(&path.display().to_string()) else { continue };
-            let Ok(now) = Fingerprint::of(&path) else { continue };
-            if let Some(difference) = before.difference(&now) {
+            let Ok(now) = Fingerprint::of_contents(&path) else { continue };
+            if now != *before {
+                let [was, is] = [before, &now].map(|of| format_bytes(of.size_bytes()));
                 let path = path.display();
-                note(&format!("{path} is not what the run began with: {difference}"));
+                note(&format!("{path} is not what the run began with: {was} then, {is} now"));
             }
         }
     }
