@@ -158,8 +158,8 @@ fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     write().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-/// Reads every parameter and every buffer of `model` from `path`, in place. The file must not change
-/// meanwhile.
+/// Reads every parameter and every buffer of `model` from `path`, in place. The file must not
+/// change meanwhile.
 ///
 /// # Errors
 /// `File`, `Format`, and `Weights` if names, shapes or types differ. The model is then as before.

@@ -21,8 +21,8 @@ impl MappedFile {
     /// Maps all of the file.
     ///
     /// # Safety
-    /// Nobody writes to the file or shortens it while it is mapped: neither this program nor
-    /// another one. A write would change bytes behind a shared reference; what lies beyond a new
+    /// The file stays as it is while it is mapped: neither this program nor another one writes to
+    /// it or shortens it. A write would change bytes behind a shared reference; bytes beyond a new
     /// end cannot be read, and the system ends the program by a signal.
     ///
     /// # Errors

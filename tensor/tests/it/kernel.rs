@@ -148,7 +148,7 @@ fn kernel_that_launches_on_its_own_operands_is_refused_instead_of_waiting_for_it
     };
     let in_use = |outcome: Result<()>| matches!(outcome, Err(TensorError::InUse { .. }));
     let unchanged = (true, vec![1.0; 4], vec![2.0; 4]);
-    // What the kernel reads may be read again, also through another launch, but not written.
+    // An operand that the kernel reads may be read again by another launch, but not written.
     let reads_again = |slice: &[f32]| {
         assert_eq!(a.add(&a)?.to_vec::<f32>()?, [2.0; 4]);
         assert!(in_use(a.clone().fill_(9.0)));
@@ -156,7 +156,7 @@ fn kernel_that_launches_on_its_own_operands_is_refused_instead_of_waiting_for_it
         Ok(())
     };
     assert_eq!(launch(&reads_again), unchanged);
-    // What the kernel writes is neither read nor written.
+    // An operand that the kernel writes is neither read nor written by others.
     let touches = |_: &[f32]| {
         assert!(in_use(b.clone().fill_(9.0)) && in_use(b.to_vec::<f32>().map(drop)));
         // A launch that is refused half-way gives back what it took.

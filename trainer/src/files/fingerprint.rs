@@ -152,8 +152,8 @@ impl Hash {
         Ok(len)
     }
 
-    /// Reads the names and the lengths of all files in a folder, and samples of weights. Returns the
-    /// sum of the lengths.
+    /// Reads the names and the lengths of all files in a folder, and samples of weights. Returns
+    /// the sum of the lengths.
     fn add_folder(&mut self, folder: &Path) -> io::Result<u64> {
         let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
         let mut entries = entries.collect::<io::Result<Vec<PathBuf>>>()?;

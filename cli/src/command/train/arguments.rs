@@ -16,8 +16,9 @@ use crate::command::{DeviceArgs, RecipeArgs, parse_count};
 pub(in crate::command) struct TrainArgs {
     #[command(flatten)]
     pub(super) recipe: RecipeArgs,
-    /// Resumes the run in DIR after its last checkpoint, or from the checkpoint DIR, with its ranks,
-    /// its budget and its plan. Other options change the run; --epochs counts from the beginning.
+    /// Resumes the run in DIR after its last checkpoint, or from the checkpoint DIR, with the
+    /// ranks, budgets and plan of the run. Other options change the run; --epochs counts from the
+    /// beginning.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["recipe", "plan"])]
     pub(super) resume: Option<PathBuf>,
     /// Begins an unfinished epoch again, for data or a batch size that has changed: a part of its
