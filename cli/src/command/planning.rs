@@ -44,6 +44,9 @@ pub(super) struct PlanningArgs {
     /// Changes are tried in order, and then all together.
     #[arg(long, value_name = "CHANGES", value_delimiter = ',')]
     pub(super) allow: Vec<Numerics>,
+    /// Number of ranks of the run that is resumed.
+    #[arg(skip)]
+    pub(super) ranks_of_run: Option<usize>,
     /// The division among ranks to try first if none is given.
     #[arg(skip)]
     pub(super) preferred: Option<Parallelism>,
@@ -207,14 +210,10 @@ impl PlanningArgs {
         self.first_reader().count
     }
 
-    /// Number of ranks that train together; one if none is given.
+    /// Number of ranks that train together: the given number, that of the run that is resumed, or
+    /// one.
     pub(super) fn rank_count(&self) -> usize {
-        self.ranks.unwrap_or(1) as usize
-    }
-
-    /// Number of ranks that train together; becomes `count` if none is given.
-    pub(super) fn ranks_or(&mut self, count: usize) -> usize {
-        *self.ranks.get_or_insert(count as u64) as usize
+        self.ranks.map_or(self.ranks_of_run.unwrap_or(1), |ranks| ranks as usize)
     }
 
     /// Sets the number of ranks to the number of processes.
@@ -223,7 +222,7 @@ impl PlanningArgs {
     /// `Setting` if `--ranks` gives the number of ranks in one process.
     #[cfg(feature = "mpi")]
     pub(super) fn of_processes(&self, count: usize) -> Result<PlanningArgs> {
-        if self.rank_count() > 1 {
+        if self.ranks.is_some_and(|ranks| ranks > 1) {
             let place = "--ranks".to_owned();
             let problem = format!("MPI has started {count} processes, a rank each");
             return Err(TrainError::Setting { place, problem });

@@ -94,13 +94,14 @@ impl RunArgs {
                 is_same = false;
             }
         };
-        let ranks = planning.ranks_or(was.ranks);
+        planning.ranks_of_run = Some(was.ranks);
+        let ranks = planning.rank_count();
         differ("--ranks", was.ranks.to_string(), ranks.to_string());
         if planning.divided().is_none() && ranks == was.ranks && ranks > 1 {
             planning.zero = Some(was.zero);
         }
         if let Some(zero) = planning.divided().filter(|_| ranks > 1) {
-            differ("the division", name_of(was.zero), name_of(zero));
+            differ("the division", option_of(was.zero).to_owned(), option_of(zero).to_owned());
         }
         let budgets = [device.budget(), device.process_bytes()];
         if budgets == [None; 2] {
@@ -114,18 +115,22 @@ impl RunArgs {
         differ("--process-budget", bytes(was.process_budget_bytes), bytes(device.process_bytes()));
         planning.offload_budget = planning.offload_budget.or(was.offload_budget_bytes);
         device.tf32 |= was.tf32;
-        *resumed = Some(Conditions { knobs: was.knobs, ..was.clone() });
+        *resumed = Some(was.clone());
         own.keeps_knobs = is_same;
         own
     }
 }
 
-/// The name of a division, as a plan says it.
-fn name_of(zero: Parallelism) -> String {
-    serde_json::to_value(zero)
-        .ok()
-        .and_then(|name| Some(name.as_str()?.to_owned()))
-        .unwrap_or_default()
+/// The option for a division.
+fn option_of(zero: Parallelism) -> &'static str {
+    match zero {
+        Parallelism::DataParallel => "--zero 0",
+        Parallelism::Zero1 => "--zero 1",
+        Parallelism::Zero2 => "--zero 2",
+        Parallelism::Zero3 => "--zero 3",
+        Parallelism::Pipeline => "--pipeline",
+        Parallelism::TensorParallel => "--tensor-parallel",
+    }
 }
 
 fn note(line: &str) {
