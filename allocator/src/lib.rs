@@ -17,6 +17,8 @@ mod category;
 pub mod cuda;
 mod error;
 mod fault;
+#[doc(hidden)]
+pub mod files;
 mod history;
 mod lock;
 mod origin;

@@ -1,6 +1,6 @@
 //! Files of the Hugging Face hub in its local cache.
 
-use crate::input::open_input;
+use lowtide_allocator::files::open_input;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;

@@ -11,7 +11,6 @@ mod error;
 mod hub;
 #[cfg(feature = "images")]
 mod image;
-mod input;
 mod job;
 mod layout;
 mod loader;
@@ -81,7 +80,3 @@ pub use tokenizer::TokenizerJson;
 pub use tokenizer::{Bytes, Characters, SpecialRole, SpecialToken, Tokenizer, TokenizerError};
 #[cfg(feature = "images")]
 pub use transform::{Pipeline, Step, Transformed};
-
-// Items for the crates of this workspace, which may change in any version.
-#[doc(hidden)]
-pub use input::{TEXT_BYTES_MAX, open_input, read_input, read_input_text};

@@ -2,10 +2,9 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::Write;
 use std::path::Path;
 
+use lowtide_allocator::files;
 use lowtide_tensor::{DType, MappedFile, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorInfo};
 
@@ -121,9 +120,9 @@ pub(crate) fn serialized(
     Ok(file)
 }
 
-/// Writes a file under another name and renames it to `path`.
+/// Writes a whole file to `path`; if that fails, an earlier file stays.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_beside(path, bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
+    files::write_file(path, bytes).map_err(|source| NnError::File { path: path.to_owned(), source })
 }
 
 fn file_dtype(dtype: DType) -> Dtype {
@@ -143,19 +142,6 @@ fn file_dtype(dtype: DType) -> Dtype {
 /// The element type that a file stores as `dtype`, if there is one.
 pub(crate) fn dtype_of_file(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|&ours| file_dtype(ours) == dtype)
-}
-
-fn write_beside(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".partial");
-    let write = || {
-        let mut file = fs::File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    // The unfinished file is removed. The error to report is the error of the write.
-    write().inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
 /// Reads every parameter and every buffer of `model` from `path`, in place. The file must not

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use lowtide_data::{read_input, read_input_text};
+use lowtide_allocator::files::{NewFile, read_input, read_input_text};
 
 use crate::error::{PretrainedError, Result};
 
@@ -35,20 +35,36 @@ pub(crate) fn read_text(path: &Path, bytes_max: u64) -> Result<String> {
         .map_err(|source| PretrainedError::File { path: path.to_owned(), source })
 }
 
-/// Writes a file under a temporary name first, then renames it.
+/// Writes a file of a folder under a temporary name first, then renames it. A link of this name is
+/// replaced: in a hub's cache, its target belongs to other folders too.
 pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_file_beside(path, |file| file.write(bytes))
+    Partial::write(path, |file| file.write(bytes))?.publish()
 }
 
 /// A file that is being written.
 pub(crate) struct Written<'a> {
     path: &'a Path,
-    file: BufWriter<fs::File>,
+    file: BufWriter<&'a mut dyn Write>,
     /// Number of bytes so far.
     pub(crate) size_bytes: u64,
 }
 
-impl Written<'_> {
+impl<'a> Written<'a> {
+    /// Writes into `file` by `write`. Errors name `path`.
+    ///
+    /// # Errors
+    /// `File`, and the errors of `write`.
+    fn whole(
+        path: &'a Path,
+        file: &'a mut dyn Write,
+        write: impl FnOnce(&mut Written<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut written = Written { path, file: BufWriter::new(file), size_bytes: 0 };
+        write(&mut written)?;
+        let flushed = written.file.flush();
+        flushed.map_err(|source| PretrainedError::File { path: path.to_owned(), source })
+    }
+
     /// # Errors
     /// `File`.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -83,10 +99,8 @@ impl<'a> Partial<'a> {
         write: impl FnOnce(&mut Written<'_>) -> Result<()>,
     ) -> Result<Self> {
         let partial = Partial { path };
-        let file = fs::File::create(beside(path)).map_err(|source| partial.error(source))?;
-        let mut written = Written { path, file: BufWriter::new(file), size_bytes: 0 };
-        write(&mut written)?;
-        let file = written.file.into_inner().map_err(|error| partial.error(error.into_error()))?;
+        let mut file = fs::File::create(beside(path)).map_err(|source| partial.error(source))?;
+        Written::whole(path, &mut file, write)?;
         file.sync_all().map_err(|source| partial.error(source))?;
         Ok(partial)
     }
@@ -111,16 +125,18 @@ impl Drop for Partial<'_> {
     }
 }
 
-/// Writes a file by `write` under a temporary name, then renames it, so that a file with the final
-/// name is always complete.
+/// Writes the [new file](NewFile) that a user names, by `write`.
 ///
 /// # Errors
 /// `File`, and the errors of `write`; an earlier file is then untouched.
-pub(crate) fn write_file_beside(
+pub(crate) fn write_new_file(
     path: &Path,
     write: impl FnOnce(&mut Written<'_>) -> Result<()>,
 ) -> Result<()> {
-    Partial::write(path, write)?.publish()
+    let error = |source| PretrainedError::File { path: path.to_owned(), source };
+    let mut new = NewFile::create(path).map_err(error)?;
+    Written::whole(path, &mut new, write)?;
+    new.publish().map_err(error)
 }
 
 /// Runs `work`, which writes into `folder`. The folder is made if it does not exist, and removed

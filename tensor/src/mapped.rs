@@ -2,7 +2,6 @@
 //! them at any time, so frozen weights cost no memory of a device's budget.
 #![allow(unsafe_code, reason = "mapping a file is unsafe: others may change it")]
 
-use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -10,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use lowtide_allocator::files::open_input;
 use memmap2::Mmap;
 
 /// A cheap handle to a file that is mapped for reading. The mapping ends with the last handle and
@@ -29,10 +29,7 @@ impl MappedFile {
     /// The error of the system; `InvalidInput` for anything but a regular file. A pipe, for
     /// example, is not opened, because opening it would wait for a writer.
     pub unsafe fn open(path: &Path) -> io::Result<Self> {
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        let file = File::open(path)?;
+        let file = open_input(path)?;
         // SAFETY: the mapping is read only, no `&mut` to its bytes is ever made, and the caller
         // promises that the file stays as it is.
         let map = unsafe { Mmap::map(&file) }?;

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use lowtide_data::open_input;
+use lowtide_allocator::files::open_input;
 use lowtide_trainer::{Result, TrainError};
 use serde_json::Value;
 

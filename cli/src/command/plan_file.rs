@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lowtide_allocator::Category;
-use lowtide_data::read_input_text;
+use lowtide_allocator::files::read_input_text;
 use lowtide_trainer::{
     Examples, Fit, Knobs, Parallelism, Plan, RehearsedEvent, Result, TrainError, categories_json,
     modules_json,

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use lowtide_data::read_input_text;
+use lowtide_allocator::files::read_input_text;
 use lowtide_tensor::{Cpu, OpClass, Rate, Rates};
 use lowtide_trainer::{Forecast, NewFile, Result, TrainError};
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use lowtide_data::open_input;
+use lowtide_allocator::files::open_input;
 use lowtide_trace::pickle::PickleProblem;
 use lowtide_trace::{
     ExportError, Limits, Recording, Replay, Snapshot, TraceError, TraceProblem, read_snapshot,
@@ -119,8 +119,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Makes a temporary file beside `target`. `target` itself is untouched until
-    /// [`Output::write`]. If dropped before, the output leaves nothing.
+    /// Makes a temporary file beside `target`, and opens a pipe or a device. A file at `target` is
+    /// untouched until [`Output::write`]. If dropped before, the output leaves nothing.
     ///
     /// # Errors
     /// `File`.

@@ -6,7 +6,7 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lowtide_data::read_input;
+use lowtide_allocator::files::read_input;
 use lowtide_trace::{beginning, printable};
 use lowtide_trainer::{NewFile, Result, TrainError, checkpoints_in};
 use serde_json::{Map, Value, json};

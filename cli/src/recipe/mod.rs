@@ -24,7 +24,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use lowtide_data::{Loader, LoaderOptions, OnBadSample, read_input_text};
+use lowtide_allocator::files::read_input_text;
+use lowtide_data::{Loader, LoaderOptions, OnBadSample};
 use lowtide_nn::Schedule;
 use lowtide_nn::optim::Stateful;
 use lowtide_ranks::{Collectives, Rank};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lowtide_data::read_input;
+use lowtide_allocator::files::read_input;
 use lowtide_trainer::{METRICS_BYTES_MAX, Result, TrainError};
 use serde_json::{Map, Value};
 

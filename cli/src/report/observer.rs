@@ -1,13 +1,15 @@
 //! The observer that writes the page.
 
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use lowtide_allocator::files::is_in_place;
 use lowtide_tensor::Device;
 use lowtide_trainer::{
     EvaluationLine, EvaluationReport, Flow, NewFile, Observer, Result, RunStart, StepLine,
-    StepReport, Training,
+    StepReport, TrainError, Training,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -23,6 +25,7 @@ const TIME_PARTS: u32 = 50;
 
 /// Writes the page of a run, and updates it every few seconds. Each update is written to a
 /// temporary file, which is then renamed. A browser reloads the page by itself until the run ends.
+/// A pipe or a device is opened when the run starts, and gets one page, when the report is dropped.
 ///
 /// ```no_run
 /// # use lowtide_trainer::prelude::*;
@@ -46,6 +49,16 @@ pub struct Report {
     /// The time from which the page may be written again.
     due: Instant,
     is_room_told: bool,
+    /// The single page of a pipe or a device; `None` for a file, which is replaced.
+    single: Option<SinglePage>,
+}
+
+/// A pipe or a device, which gets one page.
+#[derive(Default)]
+struct SinglePage {
+    file: Option<NewFile>,
+    /// True once the page was to be written.
+    is_due: Cell<bool>,
 }
 
 impl Report {
@@ -61,6 +74,7 @@ impl Report {
             seconds_before: 0.0,
             due: now,
             is_room_told: false,
+            single: is_in_place(path.as_ref()).then(SinglePage::default),
         }
     }
 
@@ -75,12 +89,30 @@ impl Report {
         &mut self.run
     }
 
-    /// Writes the page as it is now.
+    /// Writes the page as it is now. A pipe or a device gets its page when the report is dropped.
     ///
     /// # Errors
     /// `File`; an earlier page is untouched.
     pub fn write(&self) -> Result<()> {
-        NewFile::write(&self.path, &self.run.to_html())
+        match &self.single {
+            Some(single) => single.is_due.set(true),
+            None => NewFile::write(&self.path, &self.run.to_html())?,
+        }
+        Ok(())
+    }
+
+    /// Writes the page into a pipe or a device.
+    ///
+    /// # Errors
+    /// `File`, also if there is no reader any more.
+    fn write_single(&mut self) -> Result<()> {
+        let Some(single) = self.single.take().filter(|single| single.is_due.get()) else {
+            return Ok(());
+        };
+        let mut file = single.file.map_or_else(|| NewFile::create(&self.path), Ok)?;
+        let written = file.file().write_all(self.run.to_html().as_bytes());
+        written.map_err(|source| TrainError::File { path: self.path.clone(), source })?;
+        file.publish()
     }
 
     /// [`Report::write`]. On a full disk the page stays as it was, and one note says so.
@@ -137,7 +169,11 @@ impl Observer for Report {
     /// `File` if the page cannot be made at its path.
     fn on_start(&mut self, start: &RunStart, training: &mut dyn Training) -> Result<()> {
         // Created before the first step, so that an unusable path costs no training.
-        drop(NewFile::create(&self.path)?);
+        match &mut self.single {
+            Some(SinglePage { file: Some(_), .. }) => {}
+            Some(single) => single.file = Some(NewFile::create(&self.path)?),
+            None => drop(NewFile::create(&self.path)?),
+        }
         self.seconds_before = self.run.seconds;
         self.started = Instant::now();
         self.run.steps_planned = start.steps_before + start.step_count;
@@ -177,7 +213,7 @@ impl Observer for Report {
     }
 }
 
-/// Writes the page of a run that ended with an error, if possible.
+/// Writes the page of a run that ended with an error, if possible, and a single page.
 impl Drop for Report {
     fn drop(&mut self) {
         if matches!(self.run.status, Status::Running { .. }) {
@@ -185,6 +221,9 @@ impl Drop for Report {
             // The failed step is more useful than an earlier step that went well.
             self.run.memory = self.timeline.unfinished().or(self.run.memory.take());
             drop(self.write());
+        }
+        if let Err(error) = self.write_single() {
+            drop(writeln!(io::stderr(), "note: the report is not written: {error}"));
         }
     }
 }

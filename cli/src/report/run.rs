@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use lowtide_data::read_input_text;
+use lowtide_allocator::files::read_input_text;
 use lowtide_trainer::{Result, TrainError, partial_of};
 use serde_json::Value;
 

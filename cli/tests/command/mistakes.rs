@@ -85,18 +85,11 @@ fn recipes_that_cannot_be_read_are_named() {
     place.run("train long.toml").check_refused(1, &["long.toml: more than 1048576 bytes"]);
 }
 
-/// Makes a pipe, which nobody writes to.
-#[cfg(unix)]
-fn make_pipe(place: &Place, name: &str) {
-    let made = std::process::Command::new("mkfifo").arg(place.path(name)).status();
-    assert!(made.expect("mkfifo is there").success());
-}
-
 #[cfg(unix)]
 #[test]
 fn pipes_and_devices_in_place_of_files_are_refused_without_waiting() {
     let place = Place::new();
-    make_pipe(&place, "pipe");
+    place.make_pipe("pipe");
     for path in ["pipe", "/dev/zero"] {
         for arguments in ["train", "plan", "check", "train --plan", "explain", "replay"] {
             let words = [path, "not a regular file"];
@@ -115,7 +108,7 @@ fn pipes_and_devices_in_place_of_files_are_refused_without_waiting() {
         let file = format!("run/{name}");
         let before = place.read(&file);
         fs::remove_file(place.path(&file)).expect("it is there");
-        make_pipe(&place, &file);
+        place.make_pipe(&file);
         place.run(command).check_refused(1, &[&file, "not a regular file"]);
         place.run("runs .").check_done();
         fs::remove_file(place.path(&file)).expect("it is there");

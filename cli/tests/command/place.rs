@@ -37,6 +37,13 @@ impl Place {
         fs::write(self.path(name), content).expect("a file in a temporary folder");
     }
 
+    /// Makes a pipe.
+    #[cfg(unix)]
+    pub(crate) fn make_pipe(&self, name: &str) {
+        let made = Command::new("mkfifo").arg(self.path(name)).status();
+        assert!(made.expect("mkfifo is there").success());
+    }
+
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }

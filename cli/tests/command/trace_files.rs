@@ -87,3 +87,51 @@ fn traces_have_the_mode_of_any_new_file() {
         assert_eq!(mode(name), mode("plain"), "{name}");
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn links_to_outputs_stay_and_their_targets_are_replaced() {
+    let place = place_with_snapshot();
+    place.write("small.toml", SMALL);
+    fs::create_dir(place.path("kept")).expect("a folder");
+    let names = ["page.html", "trace.jsonl", "written.pickle", "both.html"];
+    for name in names {
+        let target = format!("kept/{name}");
+        std::os::unix::fs::symlink(target, place.path(name)).expect("a link");
+    }
+    for _ in 0..2 {
+        place.train("small.toml --epochs 1 --report page.html --trace trace.jsonl", "run");
+        place.run("explain snapshot --write written.pickle").check_done();
+        place.train("small.toml --epochs 1", "other");
+        place.run("compare run other --page both.html").check_done();
+        for name in names {
+            assert!(place.path(name).is_symlink(), "{name}");
+            assert!(place.read(&format!("kept/{name}")).len() > 100, "{name}");
+        }
+        assert_eq!(place.list("kept").len(), names.len(), "{:?}", place.list("kept"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_get_each_output_once_and_stay() {
+    use std::os::unix::fs::FileTypeExt;
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    let readers = ["page.html", "trace.jsonl"].map(|name| {
+        place.make_pipe(name);
+        let path = place.path(name);
+        (name, std::thread::spawn(move || fs::read(path)))
+    });
+    place.train("small.toml --epochs 2 --report page.html --trace trace.jsonl", "run");
+    for (name, reader) in readers {
+        // If the pipe was replaced, the reader would wait for ever.
+        let metadata = fs::symlink_metadata(place.path(name)).expect("there");
+        assert!(metadata.file_type().is_fifo(), "{name}");
+        let read = reader.join().expect("no panic").expect("readable");
+        match name {
+            "page.html" => assert!(read == place.read("run/report.html"), "{} bytes", read.len()),
+            _ => assert!(read.starts_with(b"{\"format\":\"lowtide-trace\"")),
+        }
+    }
+}

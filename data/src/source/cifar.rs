@@ -1,8 +1,8 @@
 //! The binary files of CIFAR-10 and CIFAR-100.
 
 use crate::error::DataError;
-use crate::input::open_input;
 use crate::source::images::Images;
+use lowtide_allocator::files::open_input;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 

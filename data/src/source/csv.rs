@@ -3,8 +3,8 @@
 use crate::dataset::{Dataset, SampleSlot};
 use crate::element::Field;
 use crate::error::{DataError, SampleError};
-use crate::input::open_input;
 use crate::source::memory::InMemory;
+use lowtide_allocator::files::open_input;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;

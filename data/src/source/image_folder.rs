@@ -6,7 +6,7 @@ use crate::image::{
     DecodeOptions, ImageError, ImageFormat, ImageLimits, ImageSample, ImageSource, decode,
     decode_mask,
 };
-use crate::input::open_input;
+use lowtide_allocator::files::open_input;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -5,8 +5,8 @@ use crate::element::{ElementType, Field};
 use crate::error::{DataError, SampleError};
 #[cfg(feature = "images")]
 use crate::image::{ImageFormat, ImageSample, ImageSource};
-use crate::input::open_input;
 use flate2::read::MultiGzDecoder;
+use lowtide_allocator::files::open_input;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "mapping a file is unsafe: other processes may change it")]
 
 use crate::error::DataError;
-use crate::input::open_input;
+use lowtide_allocator::files::open_input;
 use memmap2::Mmap;
 use std::path::Path;
 

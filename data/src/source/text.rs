@@ -3,9 +3,9 @@
 use crate::dataset::{Dataset, SampleSlot, visit_slice};
 use crate::element::Field;
 use crate::error::{DataError, SampleError};
-use crate::input::{TEXT_BYTES_MAX, read_input_text};
 use crate::source::token_rows::TokenRows;
 use crate::tokenizer::Characters;
+use lowtide_allocator::files::{TEXT_BYTES_MAX, read_input_text};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;

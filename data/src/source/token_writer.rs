@@ -2,20 +2,20 @@
 
 use crate::error::DataError;
 use crate::source::token_shard::{HEADER_BYTES, TokenFileError, TokenFormat, malformed};
-use std::fs::File;
+use lowtide_allocator::files::NewFile;
 use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
 
 /// Writes a token file, which [`TokenFile`](crate::TokenFile) reads.
 ///
 /// The writer uses a temporary file in the same folder, which [`finish`](Self::finish) renames. So
 /// an earlier file of this name stays until the new file is complete. A writer that is dropped
-/// without `finish` leaves no file.
+/// without `finish` leaves no file. A link at the path stays, and its target is replaced. A device
+/// or a pipe is written in place, in a format without a header, which is written last.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    temporary: BufWriter<NamedTempFile>,
+    file: BufWriter<NewFile>,
     format: TokenFormat,
     /// Number of tokens so far.
     len: u64,
@@ -28,20 +28,14 @@ impl TokenWriter {
     /// [`DataError::File`] if the folder of `path` does not allow a new file.
     pub fn create(path: impl AsRef<Path>, format: TokenFormat) -> Result<Self, DataError> {
         let path = path.as_ref().to_owned();
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Opening the file here gives it the permissions of a new file, not of a temporary file.
-        let open = |path: &Path| File::options().write(true).create_new(true).open(path);
-        let created = tempfile::Builder::new()
-            .prefix(".lowtide-")
-            .make_in(folder.unwrap_or(Path::new(".")), open);
         let header_bytes = if format.signature().is_some() { HEADER_BYTES } else { 0 };
-        let begun = created.and_then(|file| {
-            let mut temporary = BufWriter::new(file);
-            temporary.write_all(&[0; HEADER_BYTES][..header_bytes])?;
-            Ok(temporary)
+        let begun = NewFile::create(&path).and_then(|file| {
+            let mut file = BufWriter::new(file);
+            file.write_all(&[0; HEADER_BYTES][..header_bytes])?;
+            Ok(file)
         });
         match begun {
-            Ok(temporary) => Ok(Self { path, temporary, format, len: 0 }),
+            Ok(file) => Ok(Self { path, file, format, len: 0 }),
             Err(source) => Err(DataError::File { path, source }),
         }
     }
@@ -63,7 +57,7 @@ impl TokenWriter {
         }
         let token_bytes = self.format.token_bytes();
         for token in tokens {
-            let written = self.temporary.write_all(&token.to_le_bytes()[..token_bytes]);
+            let written = self.file.write_all(&token.to_le_bytes()[..token_bytes]);
             written.map_err(|source| self.failed(source))?;
         }
         self.len = len;
@@ -77,14 +71,10 @@ impl TokenWriter {
     pub fn finish(mut self) -> Result<u64, DataError> {
         let header = self.write_header();
         header.map_err(|source| self.failed(source))?;
-        let Self { path, temporary, len, .. } = self;
-        let temporary = temporary.into_inner().map_err(io::IntoInnerError::into_error);
-        let published = temporary.and_then(|file| {
-            file.as_file().sync_all()?;
-            file.persist(&path).map_err(|error| error.error)
-        });
-        match published {
-            Ok(_) => Ok(len),
+        let Self { path, file, len, .. } = self;
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error);
+        match file.and_then(NewFile::publish) {
+            Ok(()) => Ok(len),
             Err(source) => Err(DataError::File { path, source }),
         }
     }
@@ -93,10 +83,10 @@ impl TokenWriter {
         if let Some([magic, version]) = self.format.signature() {
             // The cast keeps the value: `push` refuses more tokens than fit in an i32.
             let numbers = [magic, version, self.len as i32];
-            self.temporary.rewind()?;
-            self.temporary.write_all(&numbers.map(i32::to_le_bytes).concat())?;
+            self.file.rewind()?;
+            self.file.write_all(&numbers.map(i32::to_le_bytes).concat())?;
         }
-        self.temporary.flush()
+        self.file.flush()
     }
 
     fn failed(&self, source: io::Error) -> DataError {

@@ -1,8 +1,8 @@
 //! Tokenizers of Hugging Face's `tokenizer.json`.
 
 use crate::error::{DataError, FilePlace, SampleError};
-use crate::input::open_input;
 use crate::tokenizer::{SpecialToken, Tokenizer, TokenizerError, catch_panic};
+use lowtide_allocator::files::open_input;
 use serde::Deserialize;
 use serde_json::Value;
 use std::fmt;

@@ -213,3 +213,26 @@ proptest! {
         }
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn links_to_token_files_stay_and_pipes_are_written_in_place() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let folder = Folder::new("links");
+    let [target, link, pipe] = ["target", "link", "pipe"].map(|name| folder.path(name));
+    symlink("target", &link).unwrap();
+    for tokens in [&[1, 2, 3][..], &[4, 5]] {
+        write_tokens(&link, TokenFormat::LlmcU16, tokens).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&target).unwrap().len(), 1024 + 2 * tokens.len());
+    }
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read(pipe)
+    });
+    write_tokens(&pipe, TokenFormat::RawU16, &[1, 258]).unwrap();
+    // If the pipe was replaced, the reader would wait for ever.
+    assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+    assert_eq!(reader.join().unwrap().unwrap(), [1, 0, 2, 1]);
+}

@@ -328,10 +328,28 @@ fn a_file_survives_a_save_that_fails() -> Outcome {
     let path = folder.path().join("model");
     save(&mut cnn(&device, 1), &path)?;
     let before = fs::read(&path)?;
-    // A folder has the name of the unfinished file, so that file cannot be created.
-    fs::create_dir(folder.path().join("model.partial"))?;
-    check_save_fails(&path);
+    let mut simulated = cnn(&device, 2);
+    let sim = device.simulate();
+    simulated.visit_tensors(&mut |_, tensor| {
+        *tensor = tensor.simulated_copy(&sim).expect("a simulated copy")
+    });
+    save(&mut simulated, &path).unwrap_err();
     assert_eq!(fs::read(&path)?, before);
+    assert_eq!(entries(folder.path())?, ["model"]);
+    Ok(())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_a_model_stays_and_the_model_is_replaced() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let [path, link] = ["model", "link"].map(|name| folder.path().join(name));
+    save(&mut cnn(&cpu(), 1), &path)?;
+    let before = fs::read(&path)?;
+    std::os::unix::fs::symlink("model", &link)?;
+    save(&mut cnn(&cpu(), 2), &link)?;
+    assert!(link.is_symlink() && fs::read(&path)? != before);
+    assert_eq!(entries(folder.path())?, ["link", "model"]);
     Ok(())
 }
 

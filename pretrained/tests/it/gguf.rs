@@ -551,3 +551,20 @@ fn other_programs_read_the_files_as_the_models_they_are_of() -> Outcome {
     python.run("tests/it/check_gguf.py", &[&list]);
     Ok(())
 }
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_a_file_stays_and_the_file_is_replaced() -> Outcome {
+    let place = tempfile::tempdir()?;
+    let [target, link] = ["target", "link"].map(|name| place.path().join(name));
+    std::os::unix::fs::symlink("target", &link)?;
+    let config = taken("llama")?;
+    let mut model = config.load(&cpu(1), DType::F32)?;
+    for name in ["one", "another"] {
+        let options = GgufOptions { name: Some(name.to_owned()), ..GgufOptions::default() };
+        save_gguf(&mut model, &config, &link, &options)?;
+        let bytes = fs::read(&target)?;
+        assert!(link.is_symlink() && bytes.windows(name.len()).any(|it| it == name.as_bytes()));
+    }
+    Ok(())
+}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use lowtide_data::read_input_text;
+use lowtide_allocator::files::read_input_text;
 use lowtide_tensor::DeviceKind;
 
 use crate::error::{Result, TrainError};

@@ -2,32 +2,28 @@
 //! earlier file of the same name stays.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use lowtide_allocator::files;
 
 use crate::error::{Result, TrainError};
 
-/// A file that appears at `path` with [`NewFile::publish`]. If dropped before, it leaves nothing.
-///
-/// The file has the permissions of any other new file of the user. Errors name `path`, never the
-/// temporary file.
+/// A [file that appears](files::NewFile) at `path` with [`NewFile::publish`]. If dropped before, it
+/// leaves nothing. Errors name `path`, never the temporary file.
 pub struct NewFile {
     path: PathBuf,
-    beside: NamedTempFile,
+    file: files::NewFile,
 }
 
 impl NewFile {
-    /// Writes `text` to a temporary file, and then moves the file to `path`.
+    /// Writes `text` as the whole file.
     ///
     /// # Errors
     /// `File`; an earlier file at `path` is untouched.
     pub fn write(path: &Path, text: &str) -> Result<()> {
-        let mut new = NewFile::create(path)?;
-        let written = new.file().write_all(text.as_bytes());
-        written.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
-        new.publish()
+        files::write_file(path, text.as_bytes())
+            .map_err(|source| TrainError::File { path: path.to_owned(), source })
     }
 
     /// An empty file, to be written to.
@@ -35,19 +31,11 @@ impl NewFile {
     /// # Errors
     /// `File` if `path` is a folder, or if no file can be made in its parent folder.
     pub fn create(path: &Path) -> Result<Self> {
-        let failed = |source| TrainError::File { path: path.to_owned(), source };
-        if path.is_dir() {
-            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        let path = path.to_owned();
+        match files::NewFile::create(&path) {
+            Ok(file) => Ok(NewFile { path, file }),
+            Err(source) => Err(TrainError::File { path, source }),
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let open = |beside: &Path| File::options().write(true).create_new(true).open(beside);
-        // `open` is passed to the builder for two reasons: the file keeps the usual permissions,
-        // and errors do not contain the temporary name.
-        let beside = tempfile::Builder::new()
-            .prefix(".lowtide-")
-            .make_in(folder.unwrap_or(Path::new(".")), open)
-            .map_err(failed)?;
-        Ok(NewFile { path: path.to_owned(), beside })
     }
 
     /// The path of the published file.
@@ -56,8 +44,8 @@ impl NewFile {
     }
 
     /// The file to write to.
-    pub fn file(&mut self) -> &mut File {
-        self.beside.as_file_mut()
+    pub fn file(&mut self) -> &mut impl Write {
+        &mut self.file
     }
 
     /// Moves the file to its path.
@@ -65,10 +53,8 @@ impl NewFile {
     /// # Errors
     /// `File`; an earlier file at the path is untouched.
     pub fn publish(self) -> Result<()> {
-        let NewFile { path, beside } = self;
-        let published = beside.as_file().sync_all();
-        let published = published.and_then(|()| beside.persist(&path).map_err(|e| e.error));
-        published.map(drop).map_err(|source| TrainError::File { path, source })
+        let NewFile { path, file } = self;
+        file.publish().map_err(|source| TrainError::File { path, source })
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use lowtide_data::read_input;
+use lowtide_allocator::files::read_input;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -37,6 +37,50 @@ fn written_file_has_the_mode_of_any_new_file() {
     assert_eq!(mode(&written), mode(&plain), "others may read a report, if they may read at all");
 }
 
+#[cfg(unix)]
+#[test]
+fn link_stays_and_the_file_that_it_leads_to_is_replaced() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir(folder.path().join("inner")).expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    symlink("inner/target", path("link")).expect("a link");
+    symlink(path("link"), path("chain")).expect("a link");
+    // The target does not exist at first.
+    for text in ["first", "second"] {
+        NewFile::write(&path("chain"), text).expect("a file");
+        assert_eq!(fs::read_to_string(path("inner/target")).expect("readable"), text);
+        assert!(path("link").is_symlink() && path("chain").is_symlink());
+        assert_eq!(names(&path("inner")), ["target"]);
+    }
+    symlink("circle", path("circle")).expect("a link");
+    assert_eq!(path_of(NewFile::write(&path("circle"), "text")), path("circle"));
+    symlink("inner", path("folder")).expect("a link");
+    assert_eq!(path_of(NewFile::write(&path("folder"), "text")), path("folder"));
+}
+
+#[cfg(unix)]
+#[test]
+fn pipe_is_written_in_place() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let folder = tempfile::tempdir().expect("a folder");
+    let [pipe, link] = ["pipe", "link"].map(|name| folder.path().join(name));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo is there");
+    assert!(made.success());
+    symlink("pipe", &link).expect("a link");
+    for path in [&pipe, &link] {
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe)
+        });
+        NewFile::write(path, "through").expect("a pipe");
+        // If the pipe was replaced, the reader would wait for ever.
+        assert!(fs::symlink_metadata(&pipe).expect("there").file_type().is_fifo());
+        assert!(link.is_symlink());
+        assert_eq!(reader.join().expect("no panic").expect("readable"), "through");
+    }
+}
+
 #[test]
 fn folder_in_the_way_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use lowtide_allocator::files::{TEXT_BYTES_MAX, read_input_text};
 use lowtide_data::{
     Bytes, ChatTemplate, DataError, Dataset, Document, DocumentRows, Documents, JsonLines,
-    LineFormat, PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, TEXT_BYTES_MAX,
-    Text, Tiktoken, TokenFile, Tokenizer, TokenizerJson, read_input_text,
+    LineFormat, PackedRows, PreferenceLines, Preferences, RowFit, SpecialRole, Text, Tiktoken,
+    TokenFile, Tokenizer, TokenizerJson,
 };
 use lowtide_trainer::{Result, TrainError};
 

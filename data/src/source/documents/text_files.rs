@@ -2,11 +2,11 @@
 
 use super::{Document, Documents};
 use crate::error::{DataError, FilePlace};
-use crate::input::{TEXT_BYTES_MAX, read_input};
 use crate::source::files::expand_folders;
 use crate::source::token_shard::TokenFormat;
 use crate::source::token_writer::TokenWriter;
 use crate::tokenizer::{SpecialRole, Tokenizer};
+use lowtide_allocator::files::{TEXT_BYTES_MAX, read_input};
 use std::path::Path;
 
 impl Documents {

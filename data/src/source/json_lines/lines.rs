@@ -1,8 +1,8 @@
 //! Reading of files line by line, with a maximum length of a line.
 
 use crate::error::{DataError, FilePlace};
-use crate::input::open_input;
 use crate::source::json_lines::error::LineError;
+use lowtide_allocator::files::open_input;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};

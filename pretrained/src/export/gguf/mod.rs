@@ -16,7 +16,7 @@ use crate::decoder::Decoder;
 use crate::error::Result;
 use crate::export::pieces::sources;
 use crate::export::target::Target;
-use crate::files::write_file_beside;
+use crate::files::write_new_file;
 use architecture::Architecture;
 use file::Value;
 use tensors::Kinds;
@@ -78,6 +78,6 @@ pub fn save_gguf(
     ];
     entries.extend(of_shape);
     entries.extend(of_tokens);
-    write_file_beside(path.as_ref(), |file| file::write(file, &entries, &tensors))?;
+    write_new_file(path.as_ref(), |file| file::write(file, &entries, &tensors))?;
     Ok(notes)
 }

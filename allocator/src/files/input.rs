@@ -21,12 +21,13 @@ pub fn open_input(path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::InvalidInput, format!("{kind}not a regular file")))
 }
 
-/// True for the name of an open file of this process, which a shell gives to a command for a pipe.
+/// True for the name of an open file of this process, as a shell gives it to a command for a pipe.
 /// Opening it does not wait. A link to such a name is not counted, because a stranger's folder may
 /// have one.
-fn is_open(path: &Path) -> bool {
+pub(super) fn is_open(path: &Path) -> bool {
+    let names = ["/dev/stdin", "/dev/stdout", "/dev/stderr"].map(Path::new);
     let folders = ["/dev/fd", "/proc/self/fd"].map(Path::new);
-    path == Path::new("/dev/stdin") || path.parent().is_some_and(|it| folders.contains(&it))
+    names.contains(&path) || path.parent().is_some_and(|folder| folders.contains(&folder))
 }
 
 /// Reads a file that [`open_input`] opens.
