@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,13 +124,29 @@ fn is_special(target: &Path) -> io::Result<bool> {
 
 /// Opens a device, a pipe, or an open file, which keeps its earlier contents.
 fn open_in_place(target: &Path) -> io::Result<File> {
-    // Opened by its name, standard output would be written from its beginning.
-    let standard = match target.to_str() {
-        Some("/dev/stdout") => io::stdout().as_fd().try_clone_to_owned()?,
-        Some("/dev/stderr") => io::stderr().as_fd().try_clone_to_owned()?,
-        _ => return File::options().write(true).append(is_open(target)).open(target),
+    match standard(target) {
+        Some(standard) => standard,
+        None => File::options().write(true).append(is_open(target)).open(target),
+    }
+}
+
+/// Standard output or standard error, if `target` names one of them: opened by its name, it would
+/// be written from its beginning.
+#[cfg(unix)]
+fn standard(target: &Path) -> Option<io::Result<File>> {
+    use std::os::fd::AsFd;
+    let of_process = match target.to_str()? {
+        "/dev/stdout" => io::stdout().as_fd().try_clone_to_owned(),
+        "/dev/stderr" => io::stderr().as_fd().try_clone_to_owned(),
+        _ => return None,
     };
-    Ok(standard.into())
+    Some(of_process.map(File::from))
+}
+
+/// Other systems have no such names.
+#[cfg(not(unix))]
+fn standard(_: &Path) -> Option<io::Result<File>> {
+    None
 }
 
 /// A new file in the folder of `target`.

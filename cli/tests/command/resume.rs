@@ -387,3 +387,22 @@ fn best_checkpoint_stays_when_a_finished_run_goes_on() {
         );
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn pipe_in_place_of_a_checkpoints_file_is_refused_and_not_waited_for() {
+    let place = Place::new();
+    place.write("small.toml", SMALL);
+    place.train("small.toml --epochs 2 --checkpoint-every 1epoch", "run");
+    let last = place.list("run/checkpoints").into_iter().rfind(|name| name.contains("step-"));
+    for name in ["optimizer.safetensors", "model.safetensors", "checkpoint.json"] {
+        let file = format!("run/checkpoints/{}/{name}", last.as_ref().expect("one"));
+        let whole = place.read(&file);
+        fs::remove_file(place.path(&file)).expect("it is there");
+        place.make_pipe(&file);
+        let words = [file.as_str(), "not a regular file"];
+        place.run("train --resume run --epochs 3").check_refused(1, &words);
+        fs::remove_file(place.path(&file)).expect("it is there");
+        place.write(&file, whole);
+    }
+}

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::files::read_input;
 use lowtide_amp::LossScalerState;
 use lowtide_data::LoaderState;
 use serde::{Deserialize, Serialize};
@@ -271,7 +272,7 @@ pub fn remove_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|source| TrainError::File { path: path.to_owned(), source })
+    read_input(path, u64::MAX).map_err(|source| TrainError::File { path: path.to_owned(), source })
 }
 
 fn read_header(path: &Path) -> Result<Content> {

@@ -44,7 +44,8 @@ pub(in crate::command) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) plan: Option<PathBuf>,
     /// Writes a checkpoint at an interval of steps, epochs or minutes: 500steps, 1epoch, 10min.
-    #[arg(long, value_name = "INTERVAL", value_parser = CheckpointEvery::from_str)]
+    #[arg(long, value_name = "INTERVAL", allow_hyphen_values = true)]
+    #[arg(value_parser = CheckpointEvery::from_str)]
     pub(super) checkpoint_every: Option<CheckpointEvery>,
     /// Number of last checkpoints to keep, besides the best one.
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -53,7 +54,7 @@ pub(in crate::command) struct RunArgs {
     /// Time to wait for memory after a step ran out of it: 60s, 10min. After that the step keeps
     /// less, runs in smaller parts, or ends the run. If absent, a step waits only where memory was
     /// there all the same, up to 10 seconds.
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_time)]
     pub(in crate::command) wait: Option<Duration>,
     /// A fault drill: makes the N-th device allocation of the training fail once.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
