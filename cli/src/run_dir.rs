@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::files::{read_input, read_input_text};
 use lowtide_trainer::{Fingerprint, Knobs, NewFile, Parallelism, Result, TrainError, sync_path};
 use serde::{Deserialize, Serialize};
 
@@ -199,7 +200,7 @@ impl RunDir {
     /// `Setting` for an unreadable summary; `File`.
     pub(crate) fn model_files(&self) -> Result<ModelFiles> {
         let path = self.summary();
-        match read_regular(&path) {
+        match read_input(&path, SUMMARY_BYTES_MAX) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| TrainError::Setting {
                 place: path.display().to_string(),
                 problem: format!("is damaged, so the model cannot be checked by it: {error}"),
@@ -239,7 +240,7 @@ impl RunDir {
 
     /// The name of the training whose recipe is here, if the recipe says it.
     pub(crate) fn run_id(&self) -> Option<String> {
-        let recipe = fs::read_to_string(self.recipe()).ok()?;
+        let recipe = read_input_text(&self.recipe(), SUMMARY_BYTES_MAX).ok()?;
         Some(recipe.lines().next()?.strip_prefix(ID_MARK)?.to_owned())
     }
 
@@ -328,14 +329,6 @@ impl RunDir {
         // Also removes other files that a killed process has left there.
         unless_gone(fs::remove_dir_all(complete.path())).map_err(file(complete.path()))
     }
-}
-
-/// The bytes of a file. A pipe is not opened, because opening would wait for a writer.
-fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    fs::read(path)
 }
 
 /// A function that moves a file or folder and replaces an existing one.

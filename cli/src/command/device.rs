@@ -159,6 +159,15 @@ impl DeviceArgs {
         self.process_budget
     }
 
+    /// The kind of the device, without its number.
+    pub(super) fn kind_name(&self) -> &'static str {
+        match self.device {
+            DeviceName::Cpu => "cpu",
+            DeviceName::Cuda(_) => "cuda",
+            DeviceName::Absent(_) => "absent",
+        }
+    }
+
     /// Makes `budget_bytes` the budget, unless a limit is given.
     pub(super) fn limit_to(&mut self, budget_bytes: usize) {
         if self.budgets.is_empty() && self.process_budget.is_none() {

@@ -81,7 +81,10 @@ impl GenerateArgs {
                 top_p: self.top_p.unwrap_or(1.0),
             });
         }
-        let limits = [("--top-k", self.top_k.is_some()), ("--top-p", self.top_p.is_some())];
+        let limits = [
+            ("--top-k", self.top_k.is_some()),
+            ("--top-p", self.top_p.is_some_and(|share| share < 1.0)),
+        ];
         match limits.iter().find(|(_, is_given)| *is_given) {
             Some((place, _)) => {
                 Err(setting(place, "limits a random choice, which takes a --temperature above 0"))

@@ -5,11 +5,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use lowtide_trainer::{
-    Result, RunNotes, TrainError, checkpoints_in, partial_of, take_over_checkpoints,
-};
+use lowtide_trainer::{Result, RunNotes, TrainError, checkpoints_in, partial_of};
 
 use crate::command::train::Conditions;
+use crate::recipe::Recipe;
 use crate::run_dir::RunDir;
 use crate::run_lock::RunLock;
 
@@ -57,23 +56,24 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Locks the folder of a run to continue, or makes another folder if `out` names one. The
-    /// checkpoint to resume from, and the best one before it, become checkpoints of this run.
+    /// Locks the folder of a run to continue, or makes another folder if `out` names one.
     ///
     /// # Errors
     /// Errors of [`Staging::new`].
     pub(super) fn resume(origin: &Origin, out: Option<&Path>) -> Result<Self> {
-        let staging = match out {
-            Some(out) if out != origin.run_dir => Staging::new(Some(out), "")?,
+        match out {
+            Some(out) if out != origin.run_dir => Staging::new(Some(out), ""),
             _ => {
                 let mut staging = Staging::lock(RunDir::create(&origin.run_dir)?, false)?;
                 staging.is_resumed = true;
+                if checkpoints_in(&staging.partial.checkpoints())?.is_empty() {
+                    // Files of a killed run that cannot be resumed.
+                    remove_folder(staging.partial.path())?;
+                }
                 RunDir::create(staging.partial.path())?;
-                staging
+                Ok(staging)
             }
-        };
-        take_over_checkpoints(&origin.checkpoint, &staging.partial.checkpoints())?;
-        Ok(staging)
+        }
     }
 
     fn lock(run_dir: RunDir, is_new: bool) -> Result<Self> {
@@ -104,9 +104,16 @@ impl Staging {
             fs::rename(from, to).map_err(|source| TrainError::File { path: to.to_owned(), source })
         };
         let (earlier, checkpoints) = (path.checkpoints(), self.partial.checkpoints());
-        if self.is_resumed && earlier.is_dir() && checkpoints_in(&checkpoints)?.is_empty() {
-            remove_folder(&checkpoints)?;
-            moved(&earlier, &checkpoints)?;
+        let before = checkpoints_in(&earlier)?;
+        let newest_now = checkpoints_in(&checkpoints)?.first().map(|(step, _)| *step);
+        if self.is_resumed && before.first().map(|(step, _)| *step) > newest_now {
+            RunDir::create(&checkpoints)?;
+            for (_, from) in before {
+                let to = checkpoints.join(from.file_name().unwrap_or_default());
+                if !to.exists() {
+                    moved(&from, &to)?;
+                }
+            }
         }
         remove_folder(path.path())?;
         moved(self.partial.path(), path.path())?;
@@ -157,6 +164,8 @@ pub(super) struct Origin {
     pub(super) has_ended: bool,
     /// The conditions of the run, if the checkpoint has them.
     pub(super) conditions: Option<Conditions>,
+    /// The recipe in the checkpoint, once it is read.
+    pub(super) recipe: Option<Recipe>,
     /// True if an unfinished epoch begins again.
     pub(super) restarts_epoch: bool,
 }
@@ -201,8 +210,16 @@ impl Origin {
         // A checkpoint that is damaged, or of an earlier version, has none.
         let notes = RunNotes::read(&checkpoint).unwrap_or_default();
         let conditions = notes.run.and_then(|run| serde_json::from_value(run).ok());
-        let (before, restarts_epoch) = (None, false);
-        Origin { run_dir, checkpoint, before, metrics, has_ended, conditions, restarts_epoch }
+        Origin {
+            run_dir,
+            checkpoint,
+            before: None,
+            metrics,
+            has_ended,
+            conditions,
+            recipe: None,
+            restarts_epoch: false,
+        }
     }
 
     /// This origin, if its checkpoint is of the run whose files are in `files`.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lowtide_pretrained::Config;
+use lowtide_pretrained::{Config, weight_files};
 
 use super::{
     CifarRecipe, CsvRecipe, DataRecipe, ImageFolderRecipe, JsonLinesRecipe, MnistRecipe,
@@ -17,9 +17,7 @@ impl Recipe {
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let mut paths = self.data.paths();
         if let ModelRecipe::Pretrained(model) = &self.model {
-            // A name of the hub stands for a folder of its cache.
-            let config = Config::open(&model.folder);
-            paths.push(config.map_or_else(|_| model.folder.clone(), |of| of.folder().to_owned()));
+            paths.extend(files_of_model(&model.folder));
         }
         let runs = [
             self.distill.as_ref().map(|distill| &distill.teacher),
@@ -68,6 +66,17 @@ impl DataRecipe {
             }
         }
     }
+}
+
+/// The files that are read of a pretrained model; none if it cannot be opened. The folder may have
+/// others, such as those of runs.
+fn files_of_model(folder: &Path) -> Vec<PathBuf> {
+    // A name of the hub stands for a folder of its cache.
+    let Ok(config) = Config::open(folder) else { return Vec::new() };
+    let folder = config.folder();
+    let beside = ["config.json", "tokenizer.json"].map(|name| folder.join(name));
+    let weights = weight_files(folder).unwrap_or_default();
+    beside.into_iter().filter(|path| path.is_file()).chain(weights).collect()
 }
 
 /// The file of a tokenizer, unless the tokenizer is one that the program has.

@@ -99,6 +99,10 @@ fn run_that_is_asked_to_end_saves_and_goes_on() {
         if place.json("cut/summary.json")["steps"] != 240 {
             assert_eq!(place.list("cut"), [&["checkpoints"], &FILES[..]].concat());
             place.run("train --resume cut --quiet").check_done();
+            // The checkpoint of the interrupt is not left beside a later model.
+            let last = place.list("cut/checkpoints").pop();
+            assert_eq!(last.as_deref(), Some("step-00000240"), "{signal}");
+            place.run("train --resume cut").check_refused(1, &["40 epochs", "--epochs 41"]);
         }
         let [whole, cut] = ["whole", "cut"].map(|run| place.json(&format!("{run}/summary.json")));
         assert_eq!(cut["final_state_hash"], whole["final_state_hash"], "{signal}");

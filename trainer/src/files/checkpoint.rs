@@ -218,8 +218,10 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
         self.gather(GatherRole::Keeps)
     }
 
-    /// Gathers with all ranks, until every rank has succeeded. A rank that lacks memory decides
-    /// alone about its next attempt.
+    /// Gathers with all ranks, until every rank has succeeded or one gives up, which lacks memory.
+    ///
+    /// # Errors
+    /// The rank's own error; `Ranks` for an error of another rank.
     fn gather(&mut self, role: GatherRole) -> Result<Gathered> {
         let division = self.division.get();
         let (state, mut patience) = (division.state(), Patience::new(self.options.wait));
@@ -227,13 +229,15 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             let learned = &mut TrainedState::of(&mut self.task);
             let own = state.gather(learned, &mut self.optimizer, role);
             let error = match division.agree_in_calls(own) {
-                Err(error) if is_of_another(&error) => continue,
                 Err(error) => error,
                 gathered => return gathered,
             };
-            let Some(failure) = error.out_of_memory() else { return Err(error) };
             self.device.allocator().trim();
-            if !patience.tries_again(failure) {
+            let failure = error.out_of_memory();
+            let tries_again = is_of_another(&error)
+                || failure.is_some_and(|failure| patience.tries_again(failure));
+            let wants = if tries_again { Word::Gather } else { Word::Continue };
+            if say(division.ranks(), wants)?.contains(&Word::Continue) {
                 return Err(error);
             }
         }
@@ -250,7 +254,11 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
             if !words.contains(&Word::Gather) {
                 return Ok(words);
             }
-            self.gather(GatherRole::Gives)?;
+            match self.gather(GatherRole::Gives) {
+                // The rank that asked goes on without the state.
+                Err(error) if is_of_another(&error) || error.out_of_memory().is_some() => {}
+                gathered => drop(gathered?),
+            }
         }
     }
 }

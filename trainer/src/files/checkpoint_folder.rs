@@ -1,19 +1,19 @@
 //! The checkpoints of a run on disk, written during the run. The last few and the best one are
 //! kept.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use lowtide_allocator::files::read_input_text;
+use lowtide_allocator::files::{open_input, read_input_text};
 use lowtide_tensor::DeviceKind;
 
 use crate::error::{Result, TrainError};
-use crate::files::new_file::NewFile;
+use crate::files::new_file::{NewFile, sync_path};
 use crate::files::reserve::Reserve;
-use crate::files::snapshot::{RunNotes, Snapshot, partial_folder, remove_folder};
+use crate::files::snapshot::{FILES, RunNotes, Snapshot, partial_folder, remove_folder};
 use crate::run::observer::{RunStart, Training};
 
 /// The part of a checkpoint's folder name before the number of steps.
@@ -218,7 +218,8 @@ impl CheckpointFolder {
     /// more.
     fn set_aside(&mut self) -> Result<()> {
         let best = self.best_path.iter().filter(|best| !self.last.contains(best));
-        let written = self.last.len() + best.count();
+        // A checkpoint that is shared with an earlier run gives no room back when it is removed.
+        let written = self.last.iter().chain(best).filter(|path| !is_shared(path)).count();
         // Room for all checkpoints that are not written yet, and in any case for the next one.
         let count = self.place_count.saturating_sub(written).max(self.place_count.min(1));
         self.reserves.truncate(count);
@@ -311,6 +312,19 @@ pub fn checkpoints_in(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
+/// True if a checkpoint's files are in another folder, too.
+#[cfg(unix)]
+fn is_shared(checkpoint: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(checkpoint.join(FILES[0])).is_ok_and(|model| model.nlink() > 1)
+}
+
+/// Other systems do not say it.
+#[cfg(not(unix))]
+fn is_shared(_: &Path) -> bool {
+    true
+}
+
 fn path_of(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{NAME_MARK}{step:08}"))
 }
@@ -326,46 +340,60 @@ fn best_in(folder: &Path) -> Option<(f64, u64)> {
     path_of(folder, step).is_dir().then_some((cost, step))
 }
 
-/// Puts what a run continues with into its folder of checkpoints, `to`: `checkpoint`, from which it
-/// resumes, and the best checkpoint up to there, from the same folder. Files are linked, or copied
-/// where the file system has no links. Checkpoints that are there already stay.
+/// Puts the checkpoints that a run continues with into its folder `to`: `checkpoint`, from which it
+/// resumes, and the best checkpoint up to there, from the same folder. A new folder appears with
+/// all of them; in a folder that is there, checkpoints and a better best one stay. Files are
+/// linked, or copied where the file system has no links.
 ///
 /// # Errors
 /// `File`.
 pub fn take_over_checkpoints(checkpoint: &Path, to: &Path) -> Result<()> {
     let Some(from) = checkpoint.parent().filter(|from| *from != to) else { return Ok(()) };
-    // The newer checkpoint comes first: a process that is killed in between resumes from it.
-    link_folder(checkpoint, to)?;
+    let beside = partial_folder(to).filter(|_| !to.exists());
+    let place = beside.as_deref().unwrap_or(to);
+    if beside.is_some() {
+        remove_folder(place).map_err(file_error(place))?;
+    }
+    fs::create_dir_all(place).map_err(file_error(place))?;
+    link_checkpoint(checkpoint, place)?;
     let step = checkpoint.file_name().and_then(|name| name.to_str()?.strip_prefix(NAME_MARK));
     let step: Option<u64> = step.and_then(|step| step.parse().ok());
-    let Some((cost, best)) = best_in(from).filter(|(_, best)| Some(*best) <= step) else {
-        return Ok(());
-    };
-    link_folder(&path_of(from, best), to)?;
-    NewFile::write(&to.join(BEST), &format!("{cost:?} {best}\n"))
+    let is_better = |cost: f64| best_in(place).is_none_or(|(there, _)| cost < there);
+    let best = best_in(from).filter(|&(cost, best)| Some(best) <= step && is_better(cost));
+    if let Some((cost, best)) = best {
+        link_checkpoint(&path_of(from, best), place)?;
+        NewFile::write(&place.join(BEST), &format!("{cost:?} {best}\n"))?;
+    }
+    if let Some(beside) = &beside {
+        sync_path(beside)?;
+        fs::rename(beside, to).map_err(file_error(to))?;
+    }
+    Ok(())
 }
 
-/// Links a folder of files into the folder `to`, all files or none.
-fn link_folder(folder: &Path, to: &Path) -> Result<()> {
-    let file = |path: &Path| {
-        let path = path.to_owned();
-        move |source| TrainError::File { path, source }
-    };
-    let Some(path) = folder.file_name().map(|name| to.join(name)) else { return Ok(()) };
-    if path.is_dir() {
-        return Ok(());
-    }
-    let Some(beside) = partial_folder(&path) else { return Ok(()) };
-    remove_folder(&beside).map_err(file(&beside))?;
-    fs::create_dir_all(&beside).map_err(file(&beside))?;
-    for entry in fs::read_dir(folder).map_err(file(folder))? {
-        let from = entry.map_err(file(folder))?.path();
-        let Some(place) = from.file_name().map(|name| beside.join(name)) else { continue };
-        if fs::hard_link(&from, &place).is_err() {
-            fs::copy(&from, &place).map_err(file(&place))?;
+/// Links a checkpoint into the folder `to`, all its files or none.
+fn link_checkpoint(checkpoint: &Path, to: &Path) -> Result<()> {
+    let Some(path) = checkpoint.file_name().map(|name| to.join(name)) else { return Ok(()) };
+    let Some(beside) = partial_folder(&path).filter(|_| !path.exists()) else { return Ok(()) };
+    remove_folder(&beside).map_err(file_error(&beside))?;
+    fs::create_dir(&beside).map_err(file_error(&beside))?;
+    for name in FILES {
+        let (from, place) = (checkpoint.join(name), beside.join(name));
+        // A link to a file is followed, as it may not lead there from another folder.
+        let is_linked = fs::canonicalize(&from).and_then(|from| fs::hard_link(from, &place));
+        if is_linked.is_err() {
+            let copy = || io::copy(&mut open_input(&from)?, &mut File::create(&place)?);
+            copy().map_err(file_error(&from))?;
         }
+        sync_path(&place)?;
     }
-    fs::rename(&beside, &path).map_err(file(&path))
+    sync_path(&beside)?;
+    fs::rename(&beside, &path).map_err(file_error(&path))
+}
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> TrainError {
+    let path = path.to_owned();
+    move |source| TrainError::File { path, source }
 }
 
 fn tell(path: &Path, error: &TrainError) {

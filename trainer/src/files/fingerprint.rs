@@ -1,10 +1,11 @@
 //! Fingerprints of files: a file that is damaged, or another one, has another fingerprint.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use lowtide_allocator::files::open_input;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -40,7 +41,7 @@ impl Fingerprint {
     /// `File`, also for anything but a regular file.
     pub fn of_file(path: &Path) -> Result<Fingerprint> {
         let mut hash = Hash::default();
-        let hashed = open(path).and_then(|file| hash.add(file));
+        let hashed = open_input(path).and_then(|file| hash.add(file));
         hashed.map_err(|source| TrainError::File { path: path.to_owned(), source })?;
         Ok(hash.finish(hash.bytes))
     }
@@ -98,12 +99,8 @@ fn digits(hash: u64) -> String {
     format!("{hash:016x}")
 }
 
-/// Opens a regular file. A pipe is not opened, because opening would wait for a writer.
-fn open(path: &Path) -> io::Result<File> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
-    }
-    File::open(path)
+fn is_weights(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
 /// XXH3 of the bytes that were read so far, and their number.
@@ -132,17 +129,19 @@ impl Hash {
 
     /// Reads samples of a file, and returns the length of the file.
     fn add_samples(&mut self, path: &Path) -> io::Result<u64> {
-        let mut file = open(path)?;
+        let mut file = open_input(path)?;
         let len = file.metadata()?.len();
         self.hash.update(&len.to_le_bytes());
         if len <= SAMPLES * SAMPLE_BYTES {
             self.add(&mut file)?;
             return Ok(len);
         }
-        // The file begins with the length of its header.
-        let mut header_len = [0; size_of::<u64>()];
-        file.read_exact(&mut header_len)?;
-        self.add(file.by_ref().take(u64::from_le_bytes(header_len).min(HEADER_BYTES_MAX)))?;
+        if is_weights(path) {
+            // The file begins with the length of its header.
+            let mut header_len = [0; size_of::<u64>()];
+            file.read_exact(&mut header_len)?;
+            self.add(file.by_ref().take(u64::from_le_bytes(header_len).min(HEADER_BYTES_MAX)))?;
+        }
         let last = len - SAMPLE_BYTES;
         let step = last.div_ceil(SAMPLES - 1);
         for index in 0..SAMPLES {
@@ -160,11 +159,16 @@ impl Hash {
         entries.sort_unstable();
         let mut bytes = 0;
         for path in entries {
-            let metadata = fs::metadata(&path)?;
             self.hash.update(path.file_name().unwrap_or_default().as_encoded_bytes());
-            bytes += if metadata.is_dir() {
+            let is_link = fs::symlink_metadata(&path)?.is_symlink();
+            // A link that leads nowhere counts by its name.
+            let Ok(metadata) = fs::metadata(&path) else { continue };
+            bytes += if metadata.is_dir() && is_link {
+                // Links to folders may lead around in a circle: only their names count.
+                0
+            } else if metadata.is_dir() {
                 self.add_folder(&path)?
-            } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+            } else if is_weights(&path) {
                 self.add_samples(&path)?
             } else {
                 self.hash.update(&metadata.len().to_le_bytes());

@@ -7,10 +7,10 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use lowtide_allocator::files::read_input;
+use lowtide_allocator::files::open_input;
 use lowtide_amp::LossScalerState;
 use lowtide_data::LoaderState;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,9 @@ use crate::files::new_file::sync_path;
 pub(crate) const MODEL: &str = "model.safetensors";
 pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 const HEADER: &str = "checkpoint.json";
+
+/// The files of a checkpoint. The header comes last: without it there is no checkpoint.
+pub(crate) const FILES: [&str; 3] = [MODEL, OPTIMIZER, HEADER];
 
 /// The folder that errors name for files in memory.
 const IN_MEMORY: &str = "(in memory)";
@@ -272,7 +275,14 @@ pub fn remove_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
-    read_input(path, u64::MAX).map_err(|source| TrainError::File { path: path.to_owned(), source })
+    let read = || {
+        let mut file = open_input(path)?;
+        // The room is exact, as plans of a process count on it.
+        let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0));
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| TrainError::File { path: path.to_owned(), source })
 }
 
 fn read_header(path: &Path) -> Result<Content> {

@@ -58,11 +58,10 @@ pub(crate) fn evaluate_together<T: Task>(
     ranks: &dyn Collectives,
     score: impl Fn(&BatchView<'_>, usize) -> Result<Score>,
 ) -> Result<Score> {
-    let least = smallest(ranks, evaluation.micro_batch)?;
-    let mut total = Score::default();
+    let mut part = smallest(ranks, evaluation.micro_batch)?;
+    let (mut total, mut patience) = (Score::default(), Patience::new(evaluation.wait));
     for batch in evaluation.loader.epoch(0) {
         let batch = agree_in_calls(ranks, batch.map_err(TrainError::from))?;
-        let (mut part, mut patience) = (least, Patience::new(evaluation.wait));
         let score = loop {
             let own = match agree_in_calls(ranks, score(&batch.view(), part)) {
                 Ok(score) => break score,

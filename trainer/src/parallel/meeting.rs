@@ -3,7 +3,7 @@
 //! Between two steps each rank says a word to all others. A rank that needs the whole state, for a
 //! checkpoint or a hash, says [`Word::Gather`].
 
-use lowtide_ranks::Collectives;
+use lowtide_ranks::{Collectives, RanksError};
 
 use crate::error::Result;
 
@@ -26,6 +26,12 @@ pub(crate) fn say(ranks: Option<&dyn Collectives>, own: Word) -> Result<Vec<Word
     const WORDS: [Word; 4] = [Word::Continue, Word::Stop, Word::Gather, Word::Leave];
     let Some(ranks) = ranks else { return Ok(vec![own]) };
     let said = ranks.exchange(&[own as u8])?;
-    let word = |said: Vec<u8>| WORDS.into_iter().find(|&word| said == [word as u8]);
-    Ok(said.into_iter().map(|said| word(said).expect("one of the words")).collect())
+    let word = |(rank, said): (usize, Vec<u8>)| {
+        let word = WORDS.into_iter().find(|&word| said == [word as u8]);
+        word.ok_or_else(|| {
+            let reason = "it said no word of this version".to_owned();
+            RanksError::Aborted { rank, reason }.into()
+        })
+    };
+    said.into_iter().enumerate().map(word).collect()
 }

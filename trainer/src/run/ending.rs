@@ -11,16 +11,19 @@ use crate::task::contract::Task;
 
 impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// `Ok` if a run up to step `end` may end with this last score. [`Trainer::run`] checks this. A
-    /// run that was stopped before `end` may go on, so all its steps so far may have been skipped.
+    /// run that was stopped before `end` may go on, whatever its steps and its score are so far.
     ///
     /// # Errors
-    /// `NotFinite` if all steps up to `end` were skipped; also if the loss of the score is NaN,
-    /// unless [`Options::non_finite`](crate::Options::non_finite) ignores that.
+    /// `NotFinite` if all steps up to `end` were skipped; also if the loss of the score there is
+    /// NaN, unless [`Options::non_finite`](crate::Options::non_finite) ignores that.
     pub fn check_end(&self, end: u64, score: &Score) -> Result<()> {
         let skipped = self.skipped_in_a_row;
         let what = if skipped > 0 && skipped == self.step && skipped == end {
             NotFiniteWhat::Skipped { skipped }
-        } else if score.loss_sum.is_nan() && self.options.non_finite != NonFinite::Ignore {
+        } else if self.step == end
+            && score.loss_sum.is_nan()
+            && self.options.non_finite != NonFinite::Ignore
+        {
             NotFiniteWhat::Score
         } else {
             return Ok(());

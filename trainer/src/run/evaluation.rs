@@ -63,16 +63,24 @@ impl<T: Task + ?Sized> Evaluation<'_, T> {
         if own.start > 0 {
             epoch = self.loader.resume(LoaderState { batch: own.start, ..epoch.state() })?;
         }
-        epoch.take(own.len()).map(|batch| self.score_batch(&batch?)).collect()
+        let (mut part, mut patience) = (self.micro_batch, Patience::new(self.wait));
+        epoch
+            .take(own.len())
+            .map(|batch| self.score_batch(&batch?, &mut part, &mut patience))
+            .collect()
     }
 
-    /// The score of a batch. After a failed allocation the batch is tried
+    /// The score of a batch, `part` samples at a time. After a failed allocation the batch is tried
     /// [again](Evaluation::after).
-    fn score_batch(&self, batch: &Batch) -> Result<Score> {
-        let (mut part, mut patience) = (self.micro_batch, Patience::new(self.wait));
+    fn score_batch(
+        &self,
+        batch: &Batch,
+        part: &mut usize,
+        patience: &mut Patience,
+    ) -> Result<Score> {
         loop {
-            match score_parts(self.task, self.device, &batch.view(), part) {
-                Err(error) => part = self.after(error, part, &mut patience)?,
+            match score_parts(self.task, self.device, &batch.view(), *part) {
+                Err(error) => *part = self.after(error, *part, patience)?,
                 scored => return scored,
             }
         }

@@ -12,13 +12,19 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)
 /// The first and the longest pause after a failure although there was room.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 
-/// The sum of the pauses after failures in a row although there was room, unless the options say
-/// how long to wait: enough for 50 failures.
-const BACK_OFF_SUM: Duration = Duration::from_secs(10);
+/// Time from the first failure although there was room until work is not tried again as it is,
+/// unless the options say how long to wait: enough for 50 failures of quick work.
+const BACK_OFF_TIME: Duration = Duration::from_secs(10);
+
+/// Number of attempts after failures although there was room, however long they take.
+const BACK_OFF_ATTEMPTS: u32 = 3;
 
 /// The growth of a pause. The factor is not whole, so that a user that allocates at regular
 /// intervals is not met at the same moment each time.
 const GROWTH: f64 = 1.6;
+
+/// The longest wait: clocks cannot count more than some centuries.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// A wait with a deadline.
 pub(crate) struct Waiting {
@@ -29,7 +35,9 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// A wait of this length that begins now.
     pub(crate) fn new(wait: Duration) -> Waiting {
-        Waiting { deadline: Instant::now() + wait, pause: PAUSES[0] }
+        let now = Instant::now();
+        let deadline = now.checked_add(wait).unwrap_or(now + CENTURY);
+        Waiting { deadline, pause: PAUSES[0] }
     }
 
     /// Sleeps, longer each time. Returns false at once if the deadline has passed.
@@ -48,26 +56,32 @@ impl Waiting {
 /// request that failed. A driver may refuse for a moment; smaller parts would only change the
 /// result.
 pub(crate) struct BackOff {
+    time: Duration,
+    /// The end of the attempts, from the first failure on.
+    deadline: Option<Instant>,
+    attempts: u32,
     next: Duration,
-    left: Duration,
 }
 
 impl BackOff {
-    /// Pauses that add up to [`Options::wait`](crate::Options::wait), or to 10 seconds.
+    /// Attempts for the time of [`Options::wait`](crate::Options::wait), or for 10 seconds.
     pub(crate) fn new(wait: Option<Duration>) -> BackOff {
-        BackOff { next: Duration::ZERO, left: wait.unwrap_or(BACK_OFF_SUM) }
+        let time = wait.unwrap_or(BACK_OFF_TIME);
+        BackOff { time, deadline: None, attempts: 0, next: Duration::ZERO }
     }
 
-    /// Sleeps, longer each time; the first time not at all. Returns false at once if all pauses are
-    /// spent.
+    /// Sleeps, longer each time; the first time not at all. Returns false at once if the time is
+    /// over after a few attempts.
     pub(crate) fn pause(&mut self) -> bool {
-        let pause = self.next;
-        if pause > self.left {
+        let now = Instant::now();
+        let end = now.checked_add(self.time).unwrap_or(now + CENTURY);
+        let deadline = *self.deadline.get_or_insert(end);
+        self.attempts += 1;
+        if self.attempts > BACK_OFF_ATTEMPTS && now + self.next > deadline {
             return false;
         }
-        thread::sleep(pause);
-        self.left -= pause;
-        self.next = pause.mul_f64(GROWTH).clamp(BACK_OFF[0], BACK_OFF[1]);
+        thread::sleep(self.next);
+        self.next = self.next.mul_f64(GROWTH).clamp(BACK_OFF[0], BACK_OFF[1]);
         true
     }
 }
@@ -112,8 +126,15 @@ mod tests {
             sum += pause;
             pause = pause.mul_f64(GROWTH).clamp(BACK_OFF[0], BACK_OFF[1]);
         }
-        assert!(sum <= BACK_OFF_SUM, "{sum:?}");
-        let mut spent = BackOff { next: BACK_OFF[1], left: Duration::from_millis(1) };
-        assert!(!spent.pause());
+        assert!(sum < BACK_OFF_TIME, "{sum:?}");
+    }
+
+    #[test]
+    fn work_is_tried_a_few_times_even_if_there_is_no_time_to_wait() {
+        let mut none = BackOff::new(Some(Duration::ZERO));
+        let tried = (0..10).take_while(|_| none.pause()).count();
+        assert_eq!(tried, BACK_OFF_ATTEMPTS as usize);
+        assert!(BackOff::new(Some(Duration::MAX)).pause());
+        assert!(Waiting::new(Duration::MAX).pause());
     }
 }

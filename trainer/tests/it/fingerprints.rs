@@ -15,7 +15,7 @@ fn contents() -> Vec<u8> {
 /// The fingerprints, whole and by samples, of a file with `bytes`.
 fn fingerprints(bytes: &[u8]) -> [Fingerprint; 2] {
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("file");
+    let path = folder.path().join("file.safetensors");
     fs::write(&path, bytes).expect("room");
     let of_file = Fingerprint::of_file(&path).expect("readable");
     [of_file, Fingerprint::of_samples(&[path]).expect("readable")]

@@ -169,14 +169,19 @@ impl<'a> Begin<'a> {
         let resumed = self.arguments.resumed.as_ref().filter(|_| self.arguments.keeps_knobs);
         if let Some(was) = resumed {
             match capacity.plan(trainer, fit, &was.knobs.into()) {
-                Err(TrainError::DoesNotFit(_) | TrainError::Ranks(_)) => {
-                    let line = "the plan of the run does not fit any more: it goes on with another";
-                    drop(writeln!(io::stderr(), "note: {line}, maybe to other bits"));
-                }
+                // Knobs do not go with a data set of less than a batch, for example.
+                Err(TrainError::Setting { place, .. }) if place == "knobs" => {}
+                Err(TrainError::DoesNotFit(_) | TrainError::Ranks(_)) => {}
                 planned => return planned.map_err(advise),
             }
         }
-        capacity.plan(trainer, fit, &PlanOptions::default()).map_err(advise)
+        let planned = capacity.plan(trainer, fit, &PlanOptions::default()).map_err(advise)?;
+        let is_first = self.ranks.as_ref().is_none_or(|ranks| ranks.rank().index == 0);
+        if is_first && resumed.is_some_and(|was| was.knobs != planned.0.knobs) {
+            let line = "the plan of the run does not fit any more: it goes on with another";
+            drop(writeln!(io::stderr(), "note: {line}, maybe to other bits"));
+        }
+        Ok(planned)
     }
 
     fn plan_by(&self, recipe: &Recipe, planning: &PlanningArgs) -> Result<Changed<Planned<'a>>> {

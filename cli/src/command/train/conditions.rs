@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use lowtide_ranks::Rank;
 use lowtide_trainer::{Fingerprint, Knobs, Parallelism, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::arguments::RunArgs;
+use crate::command::staging::Origin;
 use crate::human::format_bytes;
 use crate::recipe::Recipe;
 
@@ -17,6 +19,8 @@ pub(in crate::command) struct Conditions {
     /// Names the training: equal for runs that began with the same recipe and the same files. A
     /// run that is resumed keeps it.
     pub(in crate::command) id: String,
+    /// The kind of the device: `cpu` or `cuda`.
+    pub(super) device: String,
     pub(super) ranks: usize,
     pub(super) zero: Parallelism,
     /// `--budget`, if it was given.
@@ -55,6 +59,7 @@ impl Conditions {
         };
         Conditions {
             id,
+            device: arguments.device.kind_name().to_owned(),
             ranks: arguments.planning.rank_count(),
             zero,
             budget_bytes: arguments.device.budget(),
@@ -66,55 +71,81 @@ impl Conditions {
         }
     }
 
-    /// Prints a line on the error stream for each file that is another one than when the run began,
-    /// or is gone.
+    /// Prints a line on the error stream for each file that is not as it was when the run last
+    /// began or went on. A file that is gone is an error where it is opened.
     pub(super) fn tell_changed_files(&self, recipe: &Recipe) {
         for path in recipe.paths() {
             let Some(before) = self.files.get(&path.display().to_string()) else { continue };
             let Ok(now) = Fingerprint::of_contents(&path) else { continue };
             if now != *before {
-                let [was, is] = [before, &now].map(|of| format_bytes(of.size_bytes()));
-                let path = path.display();
-                note(&format!("{path} is not what the run began with: {was} then, {is} now"));
+                let [was, is] = [before, &now].map(Fingerprint::size_bytes);
+                let difference = if was == is {
+                    "it has other contents".to_owned()
+                } else {
+                    format!("it had {}, and has {}", format_bytes(was), format_bytes(is))
+                };
+                note(&format!("{} is not what the run began with: {difference}", path.display()));
             }
         }
     }
 }
 
 impl RunArgs {
-    /// These arguments for a run that is resumed: what the user does not give is as it was. Prints
-    /// a line on the error stream for each difference that changes the bits.
-    pub(super) fn going_on(&self, was: &Conditions) -> RunArgs {
+    /// These arguments for a run that goes on from `origin` as `recipe`: what the user does not
+    /// give is as it was. The first rank prints a line on the error stream for each difference that
+    /// may change the bits.
+    pub(super) fn going_on(&self, origin: Option<&Origin>, recipe: &Recipe, rank: Rank) -> RunArgs {
         let mut own = self.clone();
-        let RunArgs { device, planning, resumed, .. } = &mut own;
-        let mut is_same = true;
-        let mut differ = |name: &str, was: String, is: String| {
+        let Some((origin, was)) = origin.and_then(|of| Some((of, of.conditions.as_ref()?))) else {
+            return own;
+        };
+        let tell = |line: &str| {
+            if rank.index == 0 {
+                note(line)
+            }
+        };
+        let mut is_same = origin.recipe.as_ref().is_some_and(|saved| recipe.has_steps_of(saved));
+        let mut differ = |name: &str, was: &str, is: &str| {
             if was != is {
-                note(&format!("{name} is {is}, and was {was}: the run may go on to other bits"));
+                tell(&format!("{name} is {is}, and was {was}: the run may go on to other bits"));
                 is_same = false;
             }
         };
+        let RunArgs { device, planning, resumed, .. } = &mut own;
         planning.ranks_of_run = Some(was.ranks);
         let ranks = planning.rank_count();
-        differ("--ranks", was.ranks.to_string(), ranks.to_string());
-        if planning.divided().is_none() && ranks == was.ranks && ranks > 1 {
-            planning.zero = Some(was.zero);
+        differ("--ranks", &was.ranks.to_string(), &ranks.to_string());
+        if ranks == was.ranks && ranks > 1 {
+            planning.zero = planning.divided().or(Some(was.zero));
+            let zero = planning.divided().unwrap_or(was.zero);
+            differ("the division", option_of(was.zero), option_of(zero));
         }
-        if let Some(zero) = planning.divided().filter(|_| ranks > 1) {
-            differ("the division", option_of(was.zero).to_owned(), option_of(zero).to_owned());
-        }
-        let budgets = [device.budget(), device.process_bytes()];
-        if budgets == [None; 2] {
-            device.budgets.extend(was.budget_bytes);
-            device.process_budget = was.process_budget_bytes;
+        differ("--device", &was.device, device.kind_name());
+        if device.kind_name() == was.device {
+            if [device.budget(), device.process_bytes()] == [None; 2] {
+                device.budgets.extend(was.budget_bytes);
+                device.process_budget = was.process_budget_bytes.filter(|_| ranks == 1);
+            }
+            let given = planning.offload_budget;
+            planning.offload_budget = given.or(was.offload_budget_bytes);
+            device.tf32 |= was.tf32;
         }
         let bytes = |bytes: Option<usize>| {
             bytes.map_or_else(|| "not given".to_owned(), |bytes| format_bytes(bytes as u64))
         };
-        differ("--budget", bytes(was.budget_bytes), bytes(device.budget()));
-        differ("--process-budget", bytes(was.process_budget_bytes), bytes(device.process_bytes()));
-        planning.offload_budget = planning.offload_budget.or(was.offload_budget_bytes);
-        device.tf32 |= was.tf32;
+        let budgets = [
+            ("--budget", was.budget_bytes, device.budget()),
+            ("--process-budget", was.process_budget_bytes, device.process_bytes()),
+            ("--offload-budget", was.offload_budget_bytes, planning.offload_budget),
+        ];
+        for (name, was, is) in budgets {
+            differ(name, &bytes(was), &bytes(is));
+        }
+        let given = |is: bool| if is { "given" } else { "not given" };
+        differ("--tf32", given(was.tf32), given(device.tf32));
+        if rank.index == 0 {
+            was.tell_changed_files(recipe);
+        }
         *resumed = Some(was.clone());
         own.keeps_knobs = is_same;
         own

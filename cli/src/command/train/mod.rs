@@ -8,9 +8,7 @@ mod summary;
 
 use std::sync::Arc;
 
-use lowtide_ranks::Collectives;
-#[cfg(feature = "mpi")]
-use lowtide_ranks::Rank;
+use lowtide_ranks::{Collectives, Rank};
 use lowtide_trace::Recording;
 use lowtide_trainer::{Plan, Result};
 use serde_json::Value;
@@ -41,13 +39,8 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<()> {
     origin.restarts_epoch = arguments.restart_epoch;
     let [saved, recipe] =
         arguments.recipe.load_saved(&origin.checkpoint).map_err(|e| offer(&origin, e))?;
-    let mut going_on = arguments.run.clone();
-    if let Some(conditions) = &origin.conditions {
-        going_on = arguments.run.going_on(conditions);
-        going_on.keeps_knobs &= recipe.has_steps_of(&saved);
-        conditions.tell_changed_files(&recipe);
-    }
-    run_recipe(recipe, Some(&origin), &going_on)
+    origin.recipe = Some(saved);
+    run_recipe(recipe, Some(&origin), &arguments.run)
 }
 
 /// Trains a recipe, or resumes its run, and prints the summary.
@@ -61,14 +54,16 @@ pub(super) fn run_recipe(
 ) -> Result<()> {
     #[cfg(feature = "mpi")]
     if let Some(ranks) = ranks::of_process(arguments.wait)? {
-        let Rank { index, count } = ranks.rank();
-        let planning = arguments.planning.of_processes(count)?;
-        let arguments = &RunArgs { planning, ..arguments.clone() };
-        return match index {
+        let rank = ranks.rank();
+        let planning = arguments.planning.of_processes(rank.count)?;
+        let arguments = RunArgs { planning, ..arguments.clone() };
+        let arguments = &arguments.going_on(origin, &recipe, rank);
+        return match rank.index {
             0 => Ended::of_rank(recipe, origin, arguments, Some(ranks))?.tell(arguments, None),
             _ => follow(recipe, origin, arguments, ranks),
         };
     }
+    let arguments = &arguments.going_on(origin, &recipe, Rank::ALONE);
     Ended::of(recipe, origin, arguments)?.tell(arguments, None)
 }
 
@@ -123,7 +118,6 @@ impl Ended {
                 None => Staging::new(out, recipe.name())?,
             };
             let interrupt = Interrupt::listen()?;
-            let metrics = origin.map(|origin| origin.metrics.as_path());
             let (recipe, files) = (&recipe, staging.partial());
             let run = Run {
                 arguments,
@@ -133,7 +127,7 @@ impl Ended {
                 plan: &plan,
                 process: process.as_ref(),
                 files,
-                metrics,
+                origin,
             };
             let worked = run.work(&mut trainer, Sets { rest: rest.as_ref(), test }, &interrupt);
             // The model is published before any other output.

@@ -1,6 +1,5 @@
 //! A run from its first step to its last file.
 
-use std::path::Path;
 use std::time::Instant;
 
 use lowtide_allocator::{Fault, Repeat};
@@ -9,7 +8,7 @@ use lowtide_tensor::Device;
 use lowtide_trainer::observers::{CheckpointEvery, Checkpoints, TensorBoard, Watched};
 use lowtide_trainer::{
     CheckpointFolder, Fingerprint, Fit, Metrics, NewFile, Observer, Parallelism, Plan, Progress,
-    Result, RunNotes, Score, metric_values, partial_of,
+    Result, RunNotes, Score, metric_values, partial_of, take_over_checkpoints,
 };
 
 use super::arguments::RunArgs;
@@ -20,6 +19,7 @@ use crate::command::interrupt::Interrupt;
 use crate::command::planning::Numerics;
 use crate::command::process::Process;
 use crate::command::saving::{LastFiles, unless_full};
+use crate::command::staging::Origin;
 use crate::recipe::{Recipe, RecipeTrainer};
 use crate::report::{self, About, Curves, Report};
 use crate::run_dir::{RunDir, Summary};
@@ -37,8 +37,8 @@ pub(super) struct Run<'a> {
     pub(super) process: Option<&'a Process>,
     /// The folder to which the files of the run are written.
     pub(super) files: &'a RunDir,
-    /// The metrics of the run that this run resumes.
-    pub(super) metrics: Option<&'a Path>,
+    /// The run that this run resumes.
+    pub(super) origin: Option<&'a Origin>,
 }
 
 /// The data of a run: to train on, and to test on at the end.
@@ -70,12 +70,17 @@ impl Run<'_> {
         let text = recipe.to_toml();
         // Read before the first step: a base that is gone at the end does not end the run.
         let base_files = recipe.base_files()?;
-        let metrics = match self.metrics {
-            Some(before) => Metrics::go_on(&files.metrics(), before, trainer.steps())?,
+        let metrics = match self.origin {
+            Some(origin) => Metrics::go_on(&files.metrics(), &origin.metrics, trainer.steps())?,
             None => Metrics::create(&files.metrics())?,
         };
         let conditions = Conditions::of(recipe, arguments, self.zero, plan);
         files.write_recipe(&text, &conditions.id)?;
+        if let Some(origin) = self.origin {
+            // Checkpoints come after the other files: a run that ends in between resumes from where
+            // it did before.
+            take_over_checkpoints(&origin.checkpoint, &files.checkpoints())?;
+        }
         let mut observers = self.observers(metrics, text, &conditions, &device)?;
         // Room for the files at the end is reserved before the first step. On an error this room is
         // released before a checkpoint in progress is finished.
@@ -124,7 +129,7 @@ impl Run<'_> {
         let about = About::of_this_process(&recipe.title()).with_recipe(text);
         let page = arguments.report.clone().unwrap_or_else(|| files.report());
         let mut report = Report::new(page, about, device);
-        if self.metrics.is_some() {
+        if self.origin.is_some() {
             report.run_mut().curves = Curves::read(&partial_of(&files.metrics()))?;
         }
         let events = arguments.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
@@ -157,7 +162,9 @@ impl Run<'_> {
                 score
             }
         };
-        if self.recipe.train.checkpoint_every.is_some() || interrupt.came() {
+        // A run that was resumed has checkpoints, of which the last must be that of its end.
+        let has_checkpoints = self.recipe.train.checkpoint_every.is_some() || self.origin.is_some();
+        if has_checkpoints || interrupt.came() {
             let written = observers.checkpoints.folder_mut().write_now(trainer);
             unless_full("there is no checkpoint of the last step", written)?;
         }
