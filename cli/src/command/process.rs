@@ -47,6 +47,9 @@ const CURVES_BYTES_PER_STEP: usize = 256;
 /// mapping: one in its segment, and up to three in views of stitched blocks.
 const BYTES_PER_PAGE_TABLE_BYTE: usize = 128;
 
+/// Unit to which measured parts are rounded up.
+const MEASURED_UNIT_BYTES: usize = 1 << 20;
+
 /// Room for everything that the other parts do not count.
 const MARGIN_BYTES: usize = 4 << 20;
 
@@ -191,7 +194,10 @@ impl Process {
             Err(TrainError::DoesNotFit(error)) if self.is_binding => {
                 Err(Box::new(self.of_process(*error)).into())
             }
-            Ok(plan) => self.check(self.total_bytes(), plan.knobs).map(|()| plan),
+            Ok(plan) => {
+                let total_bytes = self.total_bytes();
+                self.check(total_bytes, total_bytes, plan.knobs).map(|()| plan)
+            }
             Err(error) => Err(error),
         }
     }
@@ -203,14 +209,15 @@ impl Process {
         // Otherwise the device has less than the process, and says what is missing.
         let needed_bytes =
             if self.is_binding { self.bytes_with(device_bytes) } else { self.total_bytes() };
-        self.check(needed_bytes, Knobs::default())
+        // The next process measures its heap and its code anew, and may find a MiB more of each.
+        self.check(needed_bytes, needed_bytes + 2 * MEASURED_UNIT_BYTES, Knobs::default())
     }
 
     /// # Errors
-    /// `DoesNotFit` if the limit is below `needed_bytes`.
-    fn check(&self, needed_bytes: usize, knobs: Knobs) -> Result<()> {
+    /// `DoesNotFit` if the limit is below `least_bytes`. The error advises `needed_bytes`.
+    fn check(&self, least_bytes: usize, needed_bytes: usize, knobs: Knobs) -> Result<()> {
         let budget_bytes = self.budget.bytes;
-        if needed_bytes <= budget_bytes {
+        if least_bytes <= budget_bytes {
             return Ok(());
         }
         let remedy = Remedy::ProcessBudget(needed_bytes);
@@ -317,10 +324,10 @@ impl Work<'_> {
     }
 }
 
-/// Measured bytes with the allowance for growth. They are rounded up to a MiB, so that the need
-/// that one process states holds for the next.
+/// Measured bytes with the allowance for growth, rounded up, so that the needs of two processes
+/// differ seldom, and by known steps.
 fn grown(bytes: usize) -> usize {
-    (bytes + GROWTH_BYTES).next_multiple_of(1 << 20)
+    (bytes + GROWTH_BYTES).next_multiple_of(MEASURED_UNIT_BYTES)
 }
 
 /// The present memory of this process.

@@ -205,8 +205,9 @@ fn names_of_a_stranger_do_not_control_the_terminal() {
     let red = place.path("all/\u{1b}[31mred");
     for command in ["runs all", "compare all/plain"] {
         for (flags, escape) in [("", "\\u{9b}32m"), (" --json", "\\u009b32m")] {
-            let mut command_line = place.command(&format!("{command}{flags}"));
-            if command.starts_with("compare") {
+            let (first, rest) = command.split_once(' ').expect("two words");
+            let mut command_line = place.command(&format!("{first}{flags} {rest}"));
+            if first == "compare" {
                 command_line.arg(&red);
             }
             let shown = Outcome::of(&mut command_line).check_done();

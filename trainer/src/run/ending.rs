@@ -14,11 +14,14 @@ impl<T: Task + Clone, O: Stateful + Clone> Trainer<T, O> {
     /// run that was stopped before `end` may go on, whatever its steps and its score are so far.
     ///
     /// # Errors
-    /// `NotFinite` if all steps up to `end` were skipped; also if the loss of the score there is
-    /// NaN, unless [`Options::non_finite`](crate::Options::non_finite) ignores that.
+    /// `NotFinite` if all steps up to `end` were skipped without a loss scale; also if the loss of
+    /// the score there is NaN, unless [`Options::non_finite`](crate::Options::non_finite) ignores
+    /// that.
     pub fn check_end(&self, end: u64, score: &Score) -> Result<()> {
         let skipped = self.skipped_in_a_row;
-        let what = if skipped > 0 && skipped == self.step && skipped == end {
+        // A loss scale that begins too high is no reason: it falls with each step that it skips.
+        let has_scale = self.scaler.is_enabled();
+        let what = if !has_scale && skipped > 0 && skipped == self.step && skipped == end {
             NotFiniteWhat::Skipped { skipped }
         } else if self.step == end
             && score.loss_sum.is_nan()
