@@ -64,7 +64,7 @@ enum Command {
     /// Trains a pretrained model further on a file of texts or chats, whole or with adapters.
     Finetune(Box<finetune::FinetuneArgs>),
     /// Predicts the memory of a training, and its plan within a budget, without running it.
-    Plan(plan::PlanArgs),
+    Plan(Box<plan::PlanArgs>),
     /// Measures the speed of this machine's processor, for the times of plans.
     Calibrate(calibrate::CalibrateArgs),
     /// Continues a text with a pretrained model, or with a run that trained one further.

@@ -213,6 +213,6 @@ fn one_rank_that_divides_nothing_trains_as_without_ranks() {
     let alone = run(None, Parallelism::DataParallel, None).0;
     for parallelism in DIVISIONS {
         let found = on_ranks(1, |ranks| run(Some(ranks), parallelism, None).0);
-        assert_eq!(found, [alone.clone()], "{parallelism:?}");
+        assert_eq!(found, std::slice::from_ref(&alone), "{parallelism:?}");
     }
 }
