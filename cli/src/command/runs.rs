@@ -54,6 +54,7 @@ impl Known {
     /// Reads a run; `None` if there is none at the path.
     fn read(path: &Path) -> Option<Known> {
         let run_dir = RunDir::open(path).ok()?;
+        // A run without a readable summary is listed by its recipe, as one that was cut off.
         let text = read_input(&run_dir.summary(), SUMMARY_BYTES_MAX).ok();
         let summary = text.and_then(|text| serde_json::from_slice(&text).ok());
         let left = checkpoints_in(&run_dir.partial().checkpoints()).unwrap_or_default();

@@ -207,7 +207,7 @@ impl Origin {
     }
 
     fn new(run_dir: PathBuf, checkpoint: PathBuf, metrics: PathBuf, has_ended: bool) -> Origin {
-        // A checkpoint that is damaged, or of an earlier version, has none.
+        // An older checkpoint has none. A damaged one is refused by name when its recipe is read.
         let notes = RunNotes::read(&checkpoint).unwrap_or_default();
         let conditions = notes.run.and_then(|run| serde_json::from_value(run).ok());
         Origin {

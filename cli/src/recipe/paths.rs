@@ -75,6 +75,7 @@ fn files_of_model(folder: &Path) -> Vec<PathBuf> {
     let Ok(config) = Config::open(folder) else { return Vec::new() };
     let folder = config.folder();
     let beside = ["config.json", "tokenizer.json"].map(|name| folder.join(name));
+    // An index that is damaged is an error where the weights are loaded.
     let weights = weight_files(folder).unwrap_or_default();
     beside.into_iter().filter(|path| path.is_file()).chain(weights).collect()
 }
